@@ -132,13 +132,25 @@ structured-peers: peers ## answers under grammars beside other libraries, into d
 	@$(BIN)/python benchmarks/structured_peers.py --json $(OUT)/structured.json --threads $(THREADS) \
 	  --page docs/constrained.md $(OPTIONS)
 
-# Each in minutes on two cores; STUDIES="moesd accdyn" runs some of them.
+# STUDIES="moesd accdyn" runs some of them; MODELS=FOLDER adds those of qwen2.5-coder-1.5b.gguf, with
+# qwen2.5-coder-0.5b.gguf as its draft model, from that folder. A study that fails does not keep the page from being
+# written, and the same command goes on with its complete parts.
+CODER = $(MODELS)/qwen2.5-coder-1.5b.gguf
+SMALL_CODER = $(MODELS)/qwen2.5-coder-0.5b.gguf
 STUDIES ?= accdyn breakeven configspec context illusion kvshot moesd rules sdsl se
 
 studies: $(DEV) ## all studies, into out/studies and docs/studies.md
 	@mkdir -p $(OUT)/studies
-	@for name in $(STUDIES); do $(BIN)/outpace study $$name --threads $(THREADS) --json $(OUT)/studies/$$name.json || exit 1; done
-	@$(BIN)/python benchmarks/studies_page.py $(OUT)/studies
+	@failed=; for name in $(STUDIES); do \
+	  $(BIN)/outpace study $$name --threads $(THREADS) --json $(OUT)/studies/$$name.json \
+	    $$(case $$name in (context|illusion|kvshot|sdsl) echo --keep $(OUT)/studies/$$name;; esac) || failed="$$failed $$name"; done; \
+	if [ -n "$(MODELS)" ]; then \
+	  $(BIN)/outpace study se --model $(CODER) --setting based=draft-model --setting draft_model=$(SMALL_CODER) \
+	    --threads $(THREADS) --json $(OUT)/studies/se-1.5b.json || failed="$$failed se-1.5b"; \
+	  $(BIN)/outpace study context --model $(CODER) --setting methods=sam,draft-model --setting draft_model=$(SMALL_CODER) \
+	    --threads $(THREADS) --keep $(OUT)/studies/context-1.5b --json $(OUT)/studies/context-1.5b.json || failed="$$failed context-1.5b"; fi; \
+	$(BIN)/python benchmarks/studies_page.py $(OUT)/studies || exit 1; \
+	if [ -n "$$failed" ]; then echo "not complete:$$failed" >&2; exit 1; fi
 
 lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Is the simulator right? ``outpace simulate --hardware measured`` beside real runs of ``outpace serve``.
 
     python benchmarks/simulator_check.py --out simulator.jsonl --models smollm2 MODEL.gguf=SMALL.gguf --max-minutes 100
-    python benchmarks/simulator_check.py --out simulator.jsonl --table
+    python benchmarks/simulator_check.py --out simulator.jsonl --table --page docs/simulate.md
 
 A *cell* is a model, a method and a batch. For each, a server is started with ``--trace``; as many users as the batch
 ask it the questions of the prompt file, each the next when the last is answered, and the server ends. From its trace
@@ -57,6 +57,7 @@ Cell = tuple[str, str, int]
 """Model, method, batch."""
 FIGURES = ("tokens_per_second", "ttft_ms", "tpot_ms", "latency_ms")
 CLOSE = 0.1
+MARK, END = "<!-- simulator check -->", "<!-- end of simulator check -->"
 _PATIENCE = 300.0
 
 
@@ -234,7 +235,22 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
         errors = [abs(one["predicted"][name] / one["measured"][name] - 1.0) for one in others]
         close = sum(error <= CLOSE for error in errors) / len(errors)
         lines.append(f"| {name} | {100 * median(errors):.1f} % | {100 * close:.0f} % of {len(errors)} |")
+    for one in {each["model"]: each for each in cells}.values():  # all cells of a model have the same machine
+        for kind, words in (("Measured beforehand", "measured"), ("Fitted", "fitted")):
+            lines += ["", *(f"{kind}, {Path(one['model']).name}: {each}." for each in one["machine"].get(words, ()))]
+    if pauses := sorted({(Path(one["model"]).name, one["batch"], one["pause"]) for one in cells}):
+        told = "; ".join(f"{name}, batch {batch}: {1e3 * pause:.1f} ms" for name, batch, pause in pauses)
+        lines += ["", f"Fitted, from an answer to its user's next request: {told}."]
     return "\n".join(lines)
+
+
+def page(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
+    """Write the table between the marks of a page. Raises BadInput for a page without them."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition(MARK)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise BadInput(f"{path} has no '{MARK}' and '{END}' to write between")
+    write_atomically(path, f"{before}{MARK}\n\n{table(cells)}\n\n{END}{after}".encode())
 
 
 def read_options() -> argparse.Namespace:
@@ -247,6 +263,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="per cell; at least four times the batch")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--page", type=Path, default=None, help="write the table there, between its marks")
     return parser.parse_args()
 
 
@@ -296,6 +313,8 @@ def main() -> int:
         done = read_cells(options.out)
         if not options.table:
             measure(options, done)
+        if options.page and done:
+            page(options.page, done)
     except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

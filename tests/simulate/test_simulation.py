@@ -17,7 +17,7 @@ from outpace.simulate import simulation
 from outpace.simulate.acceptance import Rates, Recorded, rates_of
 from outpace.simulate.draft_times import FreeDrafts, ModelDrafts
 from outpace.simulate.hardware import PRESETS
-from outpace.simulate.load import Users, poisson
+from outpace.simulate.load import Arrivals, Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
@@ -100,6 +100,36 @@ def test_a_draft_model_takes_a_forward_for_each_level() -> None:
         roofline.forward(Work.of_round([4], [at])) + 3 * small.forward(Work.of_round([1], [at])) for at in (0, 2)
     )
     assert found.seconds == pytest.approx(expected)
+
+
+def test_a_draft_model_drafts_a_tree_level_by_level() -> None:
+    """Forty tokens in four levels are four forwards of ten rows, and not forty of one."""
+    roofline, small = (Roofline(SHAPES[name], PRESETS["h100"]) for name in ("llama-3.1-8b", "llama-3.2-1b"))
+    rounds = Rounds((40,), (2,), (3,), (1,), (1.0,), (0.0,), (4,))
+    one = TracedRequest("q", "eagle3", 1, 3, rounds)
+    limits = Limits(max_batch=1)
+    found = simulate_requests([one], Recorded(), RooflineMachine(roofline), ModelDrafts(small), Users(1), limits)
+    drafts = 4 * small.forward(Work.of_round([10], [0]))
+    assert found.counters.draft_seconds == pytest.approx(drafts)
+    assert rates_of([one]) == [1.0, 1.0, 0.0]
+
+
+def test_a_draft_model_reads_prompts_and_takes_memory(cli: Run, tmp_path: Path) -> None:
+    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"]))
+    draft = Roofline(SHAPES["llama-3.2-1b"], PRESETS["h100"])
+    one = TracedRequest("q", "draft-model", 101, 1, request(accepted=(0,)).rounds)
+    found = simulate_requests([one], Recorded(), machine, ModelDrafts(draft), Users(1), Limits(max_batch=1))
+    chunk = Work.of_chunk(100, 0)
+    reading = machine.roofline.forward(chunk) + draft.forward(chunk)
+    assert found.seconds == pytest.approx(reading + machine.roofline.forward(Work.of_round([1], [100])))
+    path = tmp_path / "t.jsonl"
+    write_trace(path, HEADER, [TracedRequest("q", "draft-model", 50, 12, request(50, (2,) * 4, 3).rounds)])
+    common = ("simulate", "--trace", str(path), "--hardware", "h100", "--draft-model")
+    refused(cli(*common, "llama-3.1-405b"), "llama-3.1-405b", "takes 811.7 GB", "beside smollm2-135m")
+    assert "without the levels of drafts" in " ".join(cli(*common, "head").out.split())
+    held = machine.beside(draft, draft.weight_bytes)
+    assert held.kv_capacity == (machine.kv_capacity or 0) - int(draft.weight_bytes)
+    assert held.kv_bytes_per_token == machine.kv_bytes_per_token + SHAPES["llama-3.2-1b"].kv_bytes()
 
 
 def test_users_pause_before_they_ask_again() -> None:
@@ -324,3 +354,75 @@ def test_a_server_s_traffic_is_simulated_together(tmp_path: Path) -> None:
     assert simulate(path, "h100", Settings(methods=("pld",))).rows[0]["forwards"] == 3
     with pytest.raises(BadInput, match="--requests needs"):
         simulate(path, "h100", Settings(requests=5))
+
+
+def test_a_repeated_request_is_another_prompt() -> None:
+    """Ten prompts that have nothing in common, over and over: none of them is cached when it comes again."""
+    requests = [request(129, prefix=tuple(f"{at}/{block}" for block in range(4)), name=f"q{at}") for at in range(10)]
+    found = served(requests, Clockwork(row=0.01), Users(1), count=40).public()
+    assert (found["cached_rows"], found["prompt_rows"]) == (0, 40 * 128)
+    assert "40 requests were made of 10" in found["notes"][0]
+    shared = [request(129, prefix=("a", "b"), name=f"q{at}") for at in range(10)]
+    again = served(shared, Clockwork(row=0.01), Users(1), count=20).public()
+    assert again["cached_rows"] == 2 * 9 * 64, "what requests of one pass have in common is still read once"
+
+
+def test_requests_that_all_come_at_once_are_no_growing_queue() -> None:
+    burst = Arrivals([0.0] * 8, "at once")
+    found = served([request(name=f"q{at}") for at in range(8)], Clockwork(), burst)
+    assert found.waiting == 7
+    assert found.notes == []
+
+
+def test_a_load_beyond_the_batch_names_the_batch(cli: Run, trace: str) -> None:
+    growing = served([request()], Clockwork(), poisson(5.0, 300, seed=1), count=300)
+    assert "--max-batch 1" in growing.notes[0]
+    overload = served([request()], Clockwork(), poisson(50.0, 3000, seed=1), count=3000, hours=0.1)
+    assert "larger --max-batch" in overload.notes[0]
+    ran = cli("simulate", "--trace", trace, "--hardware", "h100", "--rate", "2000", "--json")
+    rows = json.loads(ran.out)["simulations"]
+    assert {row["max_batch"] for row in rows} == {8}, "as many as outpace serve decodes together by default"
+
+
+def test_an_answer_without_tokens_ends_after_its_round(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    cut = TracedRequest("q", "pld", 5, 0, Rounds((3,), (0,), (0,), (1,), (1.0,), (0.0,)))
+    write_trace(path, HEADER, [cut, request(50, (2,) * 4, 3)])
+    [row] = simulate(path, "h100", Settings(draft_length=3)).rows
+    assert row["answered"] == 2
+
+
+def test_traffic_without_a_baseline_gets_one(tmp_path: Path, cli: Run) -> None:
+    """The same requests with a token a round: the question that a server's trace is simulated for."""
+    path = tmp_path / "t.jsonl"
+    header = TraceHeader(HEADER.model, "open", 2, "serve")
+    plain = request(accepted=(0,) * 6, arrival=5.0)
+    write_trace(path, header, [plain, request(accepted=(2,) * 4, drafted=2, arrival=5.0)])
+    [row] = simulate(path, "h100").rows
+    assert (row["baseline"]["rounds"], row["baseline"]["tokens"], row["baseline"]["drafted"]) == (18, 18, 0)
+    assert 1.0 < row["speedup"] < 3.0
+    gain = row["tokens_per_second"] / row["baseline"]["tokens_per_second"]
+    assert row["throughput_gain"] == pytest.approx(gain)
+    [alone] = simulate(path, "h100", Settings(methods=("pld",))).rows
+    assert 3.3 < alone["speedup"] < 3.7
+    assert "without drafts" in cli("simulate", "--trace", str(path), "--hardware", "h100").out
+
+
+def test_requests_without_drafts_draft_nothing_beside_longer_drafts(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    header = TraceHeader(HEADER.model, "open", 2, "serve")
+    plain = request(accepted=(0,) * 40, arrival=0.0, name="plain")
+    write_trace(path, header, [plain, request(accepted=(1,) * 8, drafted=2, arrival=0.0)])
+    report = simulate(path, "h100", Settings(draft_length=4))
+    assert [one.drafted for one in report.simulated[0].requests if one.traced.method == "none"] == [0]
+    assert report.rows[0]["drafted"] > 0
+
+
+def test_prompts_that_the_model_has_no_room_for_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    model = {**HEADER.model, "context_length": 8192}
+    write_trace(path, TraceHeader(model, "closed", 1, "bench"), [request(9000), request(50)])
+    assert (
+        "1 of the requests are longer than the model's context of 8,192 tokens"
+        in simulate(path, "h100").result["notes"]
+    )

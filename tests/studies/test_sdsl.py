@@ -16,7 +16,7 @@ from outpace.prompts.questions import load_prompts
 from outpace.studies.acceptance_law import fitted
 from outpace.studies.draft_sizes import DraftSettings, read_size
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study
-from outpace.studies.sdsl import chain_speedups
+from outpace.studies.sdsl import chain_speedups, tells
 
 SIZES = (1e6, 2e6, 4e6, 8e6, 16e6)
 
@@ -46,6 +46,11 @@ def test_speedups_of_chains_by_hand() -> None:
     found = chain_speedups(np.array([0.5, 0.0]), np.array([1.1, 1.2]), 0.2)
     assert found[0] == pytest.approx([1.5 / 1.3, 1.75 / 1.6])
     assert found[1] == pytest.approx([1.0 / 1.3, 1.0 / 1.6])
+
+
+def test_a_law_is_only_as_good_as_it_is_better_than_the_mean() -> None:
+    truth, mean = np.array([0.07, 0.07, 0.5]), np.array([0.06, 0.06, 0.3])
+    assert tells(np.array([0.085, 0.068, 0.45]), mean, truth).tolist() == [False, True, False]
 
 
 @pytest.mark.model

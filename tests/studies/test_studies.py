@@ -24,7 +24,7 @@ from outpace.simulate.hardware import PRESETS
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
 from outpace.studies.accdyn import explained, judged
-from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_within
+from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_groups, resampled_within
 from outpace.studies.configspec import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
@@ -74,6 +74,18 @@ def test_one_prompt_gives_no_interval_and_no_verdict() -> None:
     assert len(resampled_within(["a", "b", "b"])) == len(resampled(2)) > 100
     low, high = interval(resampled(2) @ np.array([1.0, 2.0]))
     assert low is not None and high is not None and low < high
+
+
+def test_prompts_that_were_answered_together_are_drawn_together() -> None:
+    drawn = resampled_groups([0, 0, 0, 1, 1, 2])
+    assert (drawn[:, 0] == drawn[:, 2]).all()
+    assert (drawn[:, 3] == drawn[:, 4]).all()
+    assert drawn[:, [0, 3, 5]].sum(axis=1) == pytest.approx(3)
+    figures = np.array([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
+    wide, narrow = interval(drawn @ figures / drawn.sum(axis=1)), interval(resampled(6) @ figures / 6)
+    assert wide[0] is not None and narrow[0] is not None and wide[0] <= narrow[0]
+    assert resampled_groups([0, 0, 0]).tolist() == [[1.0, 1.0, 1.0]]
+    assert interval(resampled_groups([0, 0, 0]) @ figures[:3]) == (None, None)
 
 
 def test_every_study_has_a_paper_and_settings_that_are_described() -> None:
@@ -199,6 +211,15 @@ def test_text_in_plots_is_escaped() -> None:
     assert "<a>" not in svg
 
 
+def test_names_below_a_plot_do_not_overlap_and_are_not_joined() -> None:
+    names = {float(at): f"recursive-rejection-{at}" for at in range(1, 14)}
+    svg = Plot("t", "rule", "y", {"a": [PlotPoint(at, 2, 1, 3) for at in names]}, labels=names).svg()
+    assert svg.count("rotate(-35") == 13, "every name, slanted"
+    assert "<polyline" not in svg and "<polygon" not in svg
+    assert svg.count('opacity="0.4"') == 13, "an interval at each point"
+    assert "<polyline" in Plot("t", "x", "y", {"a": [PlotPoint(1, 2), PlotPoint(2, 3)]}).svg()
+
+
 @pytest.fixture
 def context(smollm2: Model) -> StudyContext:
     return StudyContext("smollm2", load_prompts(limit=4), lambda name, dtype: smollm2)
@@ -228,6 +249,9 @@ def test_illusion_on_the_real_model(context: StudyContext) -> None:
         assert sum(row[phase] for phase in ("draft", "score", "accept", "other")) == pytest.approx(1)
         assert row["oracle_drafter"] >= 1.0
     assert len(found.result["claims"]) == 3
+    assert found.rows[0]["low"] is not None
+    assert found.rows[1]["low"] is None, "the four prompts at batch 2 were answered in one turn"
+    assert found.result["claims"][2]["verdict"] == "undecided"
 
 
 @pytest.mark.model
@@ -241,6 +265,22 @@ def test_configspec_knows_that_a_model_accepts_all_of_its_own_drafts(context: St
         assert small[length]["cost"] > row["cost"]
         assert small[length]["energy"] < row["energy"]
     assert any(row["pareto"] for row in found.rows)
+    assert "smollm2 has the target's own sizes" in found.result["notes"][1]
+
+
+@pytest.mark.model
+def test_configspec_bills_the_precision_that_was_loaded(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model that is named without a precision has that of its file."""
+
+    def ratios(context: StudyContext, one: Any, answers: Any) -> Any:
+        return [[0.5] * len(each.tokens) for each in answers], "int4"
+
+    monkeypatch.setattr("outpace.studies.configspec._ratios", ratios)
+    about = replace(context, prompts=context.prompts[:1])
+    found = ran("configspec", about, drafts=["x.gguf=qwen2.5-0.5b"], lengths=[2], max_new_tokens=8)
+    assert {row["bits"] for row in found.rows} == {4}
+    with pytest.raises(BadInput, match="twice"):
+        ran("configspec", about, drafts=["x=qwen2.5-0.5b", "x:int4=qwen2.5-0.5b"], lengths=[2], max_new_tokens=8)
 
 
 def test_breakeven_is_the_predictor_s_formula() -> None:

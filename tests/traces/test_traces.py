@@ -50,6 +50,18 @@ def test_a_trace_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathF
     assert found.notes == ()
 
 
+def test_levels_of_drafts_are_read_where_a_trace_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rounds = Rounds((8, 0), (2, 0), (3, 1), (1, 1), (1.0, 1.0), (0.5, 0.0), (3, 0))
+    write_trace(path, HEADER, [TracedRequest("q", "eagle3", 3, 4, rounds)])
+    assert read_trace(path).requests[0].rounds == rounds
+    lines = path.read_text().splitlines(keepends=True)
+    for wrong in ("[9,0]", "[0,0]", "[3,1]"):
+        path.write_text(lines[0] + lines[1].replace('"levels":[3,0]', f'"levels":{wrong}'))
+        with pytest.raises(BadInput, match=r"line 2: .*levels?"):
+            read_trace(path)
+
+
 def written(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(lines))

@@ -96,7 +96,8 @@ class RoundTrace:
 @dataclass(slots=True)
 class RoundCount:
     """One round of one request, without its tokens. ``batch``: requests in it. ``seconds`` of the whole round, and
-    ``draft_seconds`` of the drafter that drafted for this request, for all its requests in the round."""
+    ``draft_seconds`` of the drafter that drafted for this request, for all its requests in the round. ``levels`` of the
+    draft's tree: a chain has as many as tokens."""
 
     drafted: int
     accepted: int
@@ -104,6 +105,7 @@ class RoundCount:
     batch: int = 0
     seconds: float = 0.0
     draft_seconds: float = 0.0
+    levels: int = 0
 
 
 class TokenSource(NamedTuple):

@@ -141,7 +141,7 @@ def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: S
         accepted = min(len(verdict.path), len(kept))
         one.metrics.count_round(len(tree), accepted, len(kept), depth)
         if one.request.counts:
-            one.round_counts.append(RoundCount(len(tree), accepted, len(kept)))
+            one.round_counts.append(RoundCount(len(tree), accepted, len(kept), levels=depth))
         if one.request.trace:
             one.rounds.append(RoundTrace(tree, verdict.path, kept))
         if one.request.params.logprobs:

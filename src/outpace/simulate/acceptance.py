@@ -13,11 +13,18 @@ from outpace.traces.trace_format import TracedRequest
 
 
 class SimulatedRound(NamedTuple):
-    """``drafted`` and ``committed`` tokens; ``draft_seconds``: what drafting took in the trace, None where unknown."""
+    """``drafted`` and ``committed`` tokens; ``draft_seconds``: what drafting took in the trace, and ``levels`` of the
+    draft's tree, None where unknown."""
 
     drafted: int
     committed: int
     draft_seconds: float | None = None
+    levels: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Levels of the draft; of an unknown one those of a chain."""
+        return self.drafted if self.levels is None else self.levels
 
 
 class Acceptance(ABC):
@@ -37,9 +44,34 @@ class Recorded(Acceptance):
     described = "the rounds of the trace, played again"
 
     def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
-        one = request.rounds
-        for drafted, committed, spent in zip(one.drafted, one.committed, one.draft_ms, strict=True):
-            yield SimulatedRound(drafted, committed, spent / 1e3)
+        return recorded(request)
+
+
+class Undrafted(Acceptance):
+    """The same tokens without drafts: one in each round."""
+
+    described = "no drafts: a token a round"
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        return iter([SimulatedRound(0, 1)] * request.output_tokens or [SimulatedRound(0, 0)])
+
+
+class Beside(Acceptance):
+    """``others``, but for requests of method "none", which draft nothing whatever the others draft."""
+
+    def __init__(self, others: Acceptance) -> None:
+        self.others, self.described = others, others.described
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        return recorded(request) if request.method == "none" else self.others.rounds(request, number)
+
+
+def recorded(request: TracedRequest) -> Iterator[SimulatedRound]:
+    """The rounds that a request had."""
+    one = request.rounds
+    levels = one.levels or [None] * len(one)
+    for drafted, committed, spent, depth in zip(one.drafted, one.committed, one.draft_ms, levels, strict=True):
+        yield SimulatedRound(drafted, committed, spent / 1e3, depth)
 
 
 class Rates(Acceptance):
@@ -59,6 +91,8 @@ class Rates(Acceptance):
         return self.rates[min(depth, len(self.rates)) - 1]
 
     def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        if not request.output_tokens:  # its only round was cut before a token
+            yield SimulatedRound(0, 0)
         chance = random.Random(f"{self._seed}/{number}/{request.id}")
         left = request.output_tokens
         while left > 0:
@@ -73,12 +107,13 @@ class Rates(Acceptance):
 def rates_of(requests: Seq[TracedRequest]) -> list[float]:
     """Acceptance rates by depth, given that all tokens before were accepted, of the drafts of a trace.
 
-    A round with d draft tokens of which a were accepted has judged the depths up to a + 1, at most d. So it is exact
-    for chains; for trees, whose depth a trace does not have, it counts deeper levels than there were, and is too low.
+    A round with d levels of draft tokens of which a were accepted has judged the depths up to a + 1, at most d. Where a
+    trace has no levels, d is taken to be the number of draft tokens: exact for chains, too low for trees.
     """
     hits, seen = Counter[int](), Counter[int]()
     for request in requests:
-        for drafted, accepted in zip(request.rounds.drafted, request.rounds.accepted, strict=True):
+        one = request.rounds
+        for depth, accepted in zip(one.levels or one.drafted, one.accepted, strict=True):
             hits.update(range(1, accepted + 1))
-            seen.update(range(1, min(drafted, accepted + 1) + 1))
+            seen.update(range(1, max(accepted, min(depth, accepted + 1)) + 1))
     return [hits[depth] / seen[depth] for depth in sorted(seen)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from outpace.controllers.predictor import DraftCosts, ModelDraft
 from outpace.simulate.acceptance import SimulatedRound
-from outpace.simulate.roofline import Roofline, RooflineCosts
+from outpace.simulate.roofline import Roofline, RooflineCosts, Work
 
 
 class DraftTimes(ABC):
@@ -18,6 +18,10 @@ class DraftTimes(ABC):
     @abstractmethod
     def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
         """Of all requests of a round; ``context``: mean number of tokens in their K/V."""
+
+    def reading(self, rows: int, context: int) -> float:
+        """Of ``rows`` tokens of a prompt after ``context`` ones, which a draft model reads, too."""
+        return 0.0
 
 
 class FreeDrafts(DraftTimes):
@@ -40,7 +44,10 @@ class RecordedDrafts(DraftTimes):
 
 
 class ModelDrafts(DraftTimes):
-    """A draft model by its own roofline: a forward for each level of the longest draft."""
+    """A draft model by its own roofline: a forward for each level of the deepest draft, for all requests.
+
+    The tokens of a tree are taken to be spread evenly over its levels.
+    """
 
     def __init__(self, roofline: Roofline) -> None:
         self.roofline = roofline
@@ -48,9 +55,12 @@ class ModelDrafts(DraftTimes):
         self.described = f"a draft model of the shape {roofline.shape.name}, {roofline.bits} bits"
 
     def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
-        levels = max((one.drafted for one in rounds), default=0)
-        drafting = sum(one.drafted > 0 for one in rounds)
-        return levels * self.costs.seconds(drafting, context) if levels else 0.0
+        rows = [-(-one.drafted // one.depth) for one in rounds if one.depth]
+        levels = max((one.depth for one in rounds), default=0)
+        return levels * self.costs.forward(rows, [context] * len(rows)) if levels else 0.0
+
+    def reading(self, rows: int, context: int) -> float:
+        return self.roofline.forward(Work.of_chunk(rows, context))
 
     def beside(self, target: RooflineCosts) -> DraftCosts:
         """For the predictor, beside a target's costs."""

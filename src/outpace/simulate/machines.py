@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
+from outpace.core.errors import BadInput
 from outpace.engine.round_overhead import DRAFTED, RoundOverhead
 from outpace.engine.scheduler import Limits, Scheduler
 from outpace.simulate.hardware import MEASURED
@@ -53,6 +54,20 @@ class RooflineMachine(Machine):
         self.stages = roofline.parallel.pipeline
         power = roofline.hardware.watts
         self.watts = None if power is None else power * roofline.parallel.devices
+
+    def beside(self, draft: Roofline, weight_bytes: float) -> RooflineMachine:
+        """The same machine with a draft model's weights and K/V in its memory. Raises BadInput if they do not fit."""
+        found = RooflineMachine(self.roofline)
+        assert found.kv_capacity is not None
+        if weight_bytes >= found.kv_capacity:
+            raise BadInput(
+                f"draft model {draft.shape.name} with weights of {draft.bits} bits takes {weight_bytes / 1e9:.1f} GB; "
+                f"beside {self.roofline.shape.name} {found.kv_capacity / 1e9:.1f} GB are left. Give more devices, "
+                "fewer --draft-bits or a smaller draft model"
+            )
+        found.kv_capacity -= int(weight_bytes)
+        found.kv_bytes_per_token += draft.shape.kv_bytes(draft.kv_bits)
+        return found
 
     def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
         return self.roofline.stages(Work.of_chunk(rows, context))

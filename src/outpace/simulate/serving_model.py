@@ -217,7 +217,9 @@ class Server:
                 continue
             kv = one.sequence.kv
             assert kv is not None
-            yield from self._pass(self.machine.chunk(rows, kv.rows, len(self.running)))
+            first, *others = self.machine.chunk(rows, kv.rows, len(self.running))
+            drafter = 0.0 if one.traced.method == "none" else self.drafts.reading(rows, kv.rows)
+            yield from self._pass([first + drafter, *others])
             kv.rows += rows
             most -= rows
             self.counters.prompt_rows += rows

@@ -13,7 +13,7 @@ from outpace.core.names import normalised, unknown
 from outpace.core.version import __version__
 from outpace.engine.scheduler import Limits
 from outpace.methods.registry import find
-from outpace.simulate.acceptance import Acceptance, Rates, Recorded, rates_of
+from outpace.simulate.acceptance import Acceptance, Beside, Rates, Recorded, Undrafted, rates_of
 from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts
 from outpace.simulate.hardware import MEASURED
 from outpace.simulate.load import Load, Users, as_recorded, poisson
@@ -67,23 +67,33 @@ def simulate(
         machine = preset_machine(found, hardware, wish)
     rows: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
-    notes = list(found.notes)
-    for method, requests in chosen.items():
-        acceptance = _acceptance(method, requests, wish)
-        drafts = _drafts(requests, acceptance, machine, wish)
+    notes = [*found.notes, *_too_long(found, wish)]
+    limits = Limits(max_batch=_max_batch(found, wish))
+
+    def simulated(requests: Seq[TracedRequest], acceptance: Acceptance, drafts: DraftTimes) -> tuple[Outcome, str]:
         load, count = _load(found, requests, wish)
-        limits = Limits(max_batch=wish.max_batch or wish.users or found.header.at_once)
         outcome = simulate_requests(
-            *(requests, acceptance, machine, drafts, load, limits),
+            *(requests, acceptance, _holding(machine, drafts), drafts, load, limits),
             count=count,
             prefix_cache=wish.prefix_cache,
             hours=wish.hours,
             forwards=forwards,
             on_step=on_step,
         )
+        return outcome, load.described
+
+    for method, requests in chosen.items():
+        acceptance = _acceptance(method, requests, wish)
+        drafts = _drafts(requests, acceptance, machine, wish)
+        outcome, load = simulated(requests, acceptance, drafts)
         outcomes.append(outcome)
-        about = {"acceptance": acceptance.described, "drafting": drafts.described, "load": load.described}
-        rows.append({"method": method, **about, "max_batch": limits.max_batch, **outcome.public()})
+        about = {"acceptance": acceptance.described, "drafting": drafts.described, "load": load}
+        row = {"method": method, **about, "max_batch": limits.max_batch, **outcome.public()}
+        if "none" not in chosen:
+            row["baseline"] = simulated(requests, Undrafted(), FreeDrafts())[0].public()
+        rows.append(row)
+        if isinstance(drafts, ModelDrafts) and isinstance(acceptance, Recorded):
+            notes += _unknown_levels(method, requests)
         notes += [f"{method}: {note}" for note in outcome.notes]
     _add_speedups(rows)
     result = {
@@ -110,6 +120,21 @@ def _public(wish: Settings) -> dict[str, Any]:
     return shown | {"tensor_parallel": wish.parallel.tensor, "pipeline_parallel": wish.parallel.pipeline}
 
 
+def _max_batch(trace: Trace, wish: Settings) -> int:
+    """Where none is given: all users; at a rate, that of `outpace serve` at least, since a bench decodes one by one."""
+    least = Limits().max_batch if wish.rate is not None else 1
+    return wish.max_batch or wish.users or max(trace.header.at_once, least)
+
+
+def _too_long(trace: Trace, wish: Settings) -> list[str]:
+    """A note on requests that the trace's model has no room for."""
+    most = trace.header.model.get("context_length")
+    if wish.model is not None or not isinstance(most, int):
+        return []
+    count = sum(one.prompt_tokens + one.output_tokens > most for one in trace.requests)
+    return [f"{count} of the requests are longer than the model's context of {most:,} tokens"] if count else []
+
+
 def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
     """Requests that are simulated together, by the name of their row: in a bench each method by itself, in a server's
     traffic all that ran beside one another, unless methods are named. Raises BadInput for one that is not in it."""
@@ -128,11 +153,11 @@ def _acceptance(method: str, requests: Seq[TracedRequest], wish: Settings) -> Ac
     if wish.draft_length is None or {one.method for one in requests} == {"none"}:
         return Recorded()
     if wish.rates:
-        return Rates(wish.rates, wish.draft_length, wish.seed)
+        return Beside(Rates(wish.rates, wish.draft_length, wish.seed))
     rates = rates_of(requests)
     if not rates:
         raise BadInput(f"--draft-length: '{method}' drafted nothing in this trace, so its acceptance is not known")
-    return Rates(rates, wish.draft_length, wish.seed, "the acceptance rates of the trace, by depth")
+    return Beside(Rates(rates, wish.draft_length, wish.seed, "the acceptance rates of the trace, by depth"))
 
 
 def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machine, wish: Settings) -> DraftTimes:
@@ -160,6 +185,25 @@ def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machi
     return ModelDrafts(Roofline(shape, machine.roofline.hardware, bits, wish.kv_bits, efficiency=wish.efficiency))
 
 
+def _holding(machine: Machine, drafts: DraftTimes) -> Machine:
+    """The machine with a draft model in its memory. Embedding and LM head of a head are the target's."""
+    if not isinstance(drafts, ModelDrafts) or not isinstance(machine, RooflineMachine):
+        return machine
+    draft = drafts.roofline
+    shape = replace(draft.shape, vocabulary=0) if draft.shape.name == HEAD else draft.shape
+    return machine.beside(draft, shape.parameters * draft.bits / 8)
+
+
+def _unknown_levels(method: str, requests: Seq[TracedRequest]) -> list[str]:
+    """A note where a trace does not tell trees from chains."""
+    if all(one.rounds.levels or max(one.rounds.drafted, default=0) < 2 for one in requests):
+        return []
+    return [
+        f"{method}: the trace was written without the levels of drafts, so that a tree takes a forward for each of its "
+        "tokens here, as a chain does; record it again"
+    ]
+
+
 def _looks_up(method: str) -> bool:
     """Whether a method copies its drafts or looks them up."""
     try:
@@ -182,9 +226,10 @@ def _load(trace: Trace, requests: Seq[TracedRequest], wish: Settings) -> tuple[L
 
 
 def _add_speedups(rows: list[dict[str, Any]]) -> None:
-    """Beside autoregressive decoding, where the trace has it: of tokens per second in all, and of each request's."""
-    plain = next((row for row in rows if row["method"] == "none"), None)
+    """Of tokens per second in all, and of each request's, beside autoregressive decoding: the row "none", or each row's
+    own requests without drafts."""
+    none = next((row for row in rows if row["method"] == "none"), None)
     for row in rows:
+        plain = none or row["baseline"]
         for name, figure in (("throughput_gain", "tokens_per_second"), ("speedup", "user_tokens_per_second")):
-            both = plain is not None and plain[figure] and row[figure]
-            row[name] = row[figure] / plain[figure] if plain is not None and both else None
+            row[name] = row[figure] / plain[figure] if plain[figure] and row[figure] else None

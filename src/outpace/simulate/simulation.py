@@ -7,8 +7,7 @@ outcome says what was left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
-from itertools import cycle, islice
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +113,7 @@ def simulate_requests(
         raise MissingExtra("outpace simulate", "simulate") from None
     env = simpy.Environment()
     groups, counters = servers(env, machine, drafts, limits, prefix_cache=prefix_cache)
-    given = list(islice(cycle(requests), len(requests) if count is None else count))
+    given = _repeated(requests, len(requests) if count is None else count)
     waiting = [SimulatedRequest(one, acceptance.rounds(one, number)) for number, one in enumerate(given)]
     arrived = queued = 0
 
@@ -145,6 +144,22 @@ def simulate_requests(
     last = max((one.finished for one in waiting if one.finished is not None), default=0.0)
     found = Outcome(waiting, counters, float(env.now) if bound else last, queued, bound, machine.watts)
     found.notes += _notes(found, load, limits)
+    if len(given) > len(requests):
+        found.notes.append(
+            f"{len(given):,} requests were made of {len(requests):,}, one after another again and again; a repeated "
+            "one counts as another prompt of the same length"
+        )
+    return found
+
+
+def _repeated(requests: Seq[TracedRequest], count: int) -> list[TracedRequest]:
+    """``requests`` over and over. The beginnings of a repeated request are other ones than before: nobody asks the
+    same things in the same order again, and a cache that knew them would read no prompt after the first pass."""
+    found = []
+    for number in range(count):
+        turn, at = divmod(number, len(requests))
+        one = requests[at]
+        found.append(replace(one, prefix=tuple(f"{turn}/{name}" for name in one.prefix)) if turn else one)
     return found
 
 
@@ -153,17 +168,22 @@ def _notes(found: Outcome, load: Load, limits: Limits) -> list[str]:
     if found.bound:
         return [
             f"the load does not drain: after {found.bound} {done} of {total} requests were answered; figures are of "
-            "these. Give a lower rate, fewer users or more devices"
+            f"these. Give a lower rate, fewer users, more devices or a larger --max-batch (now {limits.max_batch})"
         ]
     notes = []
-    if isinstance(load, Arrivals) and found.waiting > max(limits.max_batch, total // 10):
+    if isinstance(load, Arrivals) and _queued(found) and found.waiting > max(limits.max_batch, total // 10):
         notes.append(
             f"the queue was still growing when the last request arrived ({found.waiting} waited): the machine does not "
-            "keep up with this load, and waiting times depend on how long it lasts"
+            f"keep up with this load at --max-batch {limits.max_batch}, and waiting times depend on how long it lasts"
         )
     if short := sum(one.committed < one.traced.output_tokens for one in found.answered):
         notes.append(f"{short} answers were cut short: the K/V of one request outgrew the memory")
     return notes
+
+
+def _queued(found: Outcome) -> bool:
+    """Whether requests arrived after the first was answered; where all came before, nothing shows what keeps up."""
+    return max(one.arrived for one in found.requests) > min(one.finished or 0.0 for one in found.answered)
 
 
 def _spread(values: Seq[float]) -> dict[str, float | None]:

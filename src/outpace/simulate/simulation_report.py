@@ -58,10 +58,16 @@ class SimulationReport(Results):
             version=result["version"],
             facts=facts,
             notes=result["notes"],
-            tables=[Table("Simulated", _HEADINGS, [_cells(row) for row in self.rows])],
+            tables=[Table("Simulated", _HEADINGS, [cells for row in self.rows for cells in _lines(row)])],
             about={"Machine": machine},
             settings=result["settings"],
         )
+
+
+def _lines(row: Mapping[str, Any]) -> list[list[Cell]]:
+    """A row, and its requests without drafts where these were simulated for it."""
+    plain = row.get("baseline")
+    return [_cells(row), *([] if plain is None else [_cells({**plain, "method": "  without drafts", "speedup": 1.0})])]
 
 
 def _cells(row: Mapping[str, Any]) -> list[Cell]:

@@ -32,6 +32,7 @@ from outpace.studies.heat_map import HeatMap
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.traces.trace_format import read_trace
 
+DRAFT_MODEL = "draft model"
 _SHARES = (1, 2, 4, 8, 16, 32)
 """Devices that share each layer: the fewest that hold the weights and the K/V of all users, or the most."""
 
@@ -44,7 +45,7 @@ class BreakevenSettings(StrictModel):
         min_length=1,
         description="shapes of the targets",
     )
-    hardware: list[str] = Field(["h100"], min_length=1, description="presets")
+    hardware: list[str] = Field(["h100", "mi300x", "l40s", "xeon-8480"], min_length=1, description="presets")
     users: list[int] = Field([1, 3, 10, 30, 100, 300, 1000], min_length=1, description="requests decoded at once")
     bits: int = Field(16, description="bits of a weight")
     context: int = Field(1024, ge=0, description="tokens in the K/V of each request")
@@ -70,8 +71,8 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
     for name in settings.hardware:
         hardware = find_hardware(name)
         for shape in map(find_shape, settings.models):
-            placed = _placed(shape, hardware, settings)
             for drafter, each in probs.items():
+                placed = _placed(shape, hardware, drafter, settings)
                 gains = {
                     users: None if placed is None else _best(placed, drafter, each, users, settings)
                     for users in sorted(set(settings.users))
@@ -107,7 +108,7 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
 def _acceptance(settings: BreakevenSettings) -> tuple[Mapping[str, list[float]], str]:
     """Path acceptance probabilities by drafter, and where they are from. Raises BadInput for a trace without drafts."""
     if not settings.trace:
-        rates = {"lookup": settings.lookup, "head": settings.head, "draft model": settings.draft_model}
+        rates = {"lookup": settings.lookup, "head": settings.head, DRAFT_MODEL: settings.draft_model}
         told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
         return {
             name: list(accumulate([rate] * settings.longest, mul)) for name, rate in rates.items()
@@ -124,9 +125,14 @@ def _acceptance(settings: BreakevenSettings) -> tuple[Mapping[str, list[float]],
     return found, f"of a trace of {trace.header.model_name}, assumed for all models; its drafts take no time"
 
 
-def _placed(shape: ModelShape, hardware: Hardware, settings: BreakevenSettings) -> Roofline | None:
-    """The model on the fewest devices that hold it with the K/V of all users; None where 32 do not."""
-    needed = max(settings.users) * settings.context * shape.kv_bytes()
+def _placed(shape: ModelShape, hardware: Hardware, drafter: str, settings: BreakevenSettings) -> Roofline | None:
+    """The model on the fewest devices that hold it, and its draft model, with the K/V of all users; None where 32 do
+    not."""
+    tokens = max(settings.users) * settings.context
+    needed = float(tokens * shape.kv_bytes())
+    if drafter == DRAFT_MODEL:
+        draft = find_shape(settings.draft_shape)
+        needed += draft.parameters * settings.bits / 8 + tokens * draft.kv_bytes()
     for devices in _SHARES:
         if shape.heads % devices:
             continue
@@ -158,7 +164,7 @@ def _draft_roofline(placed: Roofline, drafter: str, settings: BreakevenSettings)
     """What drafts; None where drafts take no time. A network drafts on the target's devices."""
     if drafter == "head":
         return replace(placed, shape=replace(placed.shape, name="head", layers=1))
-    if drafter == "draft model":
+    if drafter == DRAFT_MODEL:
         shape = find_shape(settings.draft_shape)
         devices = max(one for one in _SHARES if shape.heads % one == 0 and one <= placed.parallel.tensor)
         return replace(placed, shape=shape, parallel=Parallel(devices))

@@ -98,6 +98,14 @@ def single(member: NDArray[np.float64]) -> bool:
     return float(member.sum()) < 2.0
 
 
+def resampled_groups(groups: Seq[int], seed: int = 0) -> NDArray[np.float64]:
+    """As :func:`resampled`, whole groups of prompts that were answered together: they share rounds and the machine.
+    ``groups``: of each prompt; of a single group there is one resample."""
+    names, members = np.unique(np.array(groups), return_inverse=True)
+    found: NDArray[np.float64] = resampled(len(names), seed)[:, members]
+    return found
+
+
 def resampled(count: int, seed: int = 0) -> NDArray[np.float64]:
     """(RESAMPLES, count): how often each of ``count`` prompts is in each bootstrap resample.
 

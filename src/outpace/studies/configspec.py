@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -62,7 +62,8 @@ class ConfigspecSettings(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft model: what it is called, its precision, and what its time is computed from."""
+    """A draft model: what it is called, its precision, and what its time is computed from. Its ``bits`` are assumed
+    until it is loaded."""
 
     name: str
     dtype: str | None
@@ -80,6 +81,11 @@ def candidates(texts: Seq[str]) -> list[Candidate]:
             raise BadInput(f"draft model '{text}': precisions are {', '.join(_BITS)}, not '{dtype}'")
         own = "smollm2-draft-lm" if name == DRAFT_LM else name
         found.append(Candidate(name, dtype or None, _BITS.get(dtype, 16), find_shape(shape or own)))
+    return distinct(found)
+
+
+def distinct(found: list[Candidate]) -> list[Candidate]:
+    """Raises BadInput for two that are one."""
     keys = [(one.name, one.bits) for one in found]
     if len(set(keys)) < len(keys):
         raise BadInput("a draft model is named twice in one precision")
@@ -104,7 +110,9 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     pair = EdgeCloud(cloud, link, batch=settings.batch, cost=settings.cost)
     models = [Roofline(one.shape, device, bits=one.bits) for one in drafts]
     pair.figures(models[0], lengths[0], 0.0)  # refuses a device without a stated power, before anything is measured
-    rounds, tokens = _measured(context, settings, drafts, lengths)
+    rounds, tokens, loaded = _measured(context, settings, drafts, lengths)
+    drafts = distinct([replace(one, bits=bits) for one, bits in zip(drafts, loaded, strict=True)])
+    models = [Roofline(one.shape, device, bits=one.bits) for one in drafts]
 
     def figures(weights: NDArray[np.float64]) -> list[tuple[Configuration, Figures]]:
         """Of all configurations, with the prompts weighted."""
@@ -150,6 +158,11 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
         f"for {device.name} before {settings.tensor_parallel} x {settings.cloud}, {settings.batch} users, "
         f"{settings.round_trip_ms:g} ms of network."
     ]
+    if own := sorted({one.name for one in drafts if one.shape == cloud.shape}):
+        notes.append(
+            f"{', '.join(own)} has the target's own sizes: nearly all of its drafts are accepted, and which draft "
+            "model is best says nothing about smaller ones; name these with --setting drafts=NAME:DTYPE=SHAPE,..."
+        )
     return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
 
 
@@ -186,8 +199,9 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
 
 def _measured(
     context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, and tokens (D, P)."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64], list[int]]:
+    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, tokens (D, P), and
+    the bits (D,) that the models have."""
     model = context.model
     params = SamplingParams(temperature=settings.temperature, seed=context.seed)
     plain = model.method("none")
@@ -200,32 +214,35 @@ def _measured(
             raise BadInput("the model ends every answer at once: there is nothing to draft")
         rounds = np.zeros((len(drafts), len(answers), len(lengths)))
         tokens = np.array([[float(len(one.tokens)) for one in answers]] * len(drafts))
+        bits = []
         with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
             for number, one in enumerate(drafts):
-                ratios = _ratios(context, one, answers)
+                ratios, dtype = _ratios(context, one, answers)
+                bits.append(_BITS.get(dtype, one.bits))
                 for answer, each in enumerate(ratios):
                     for column, length in enumerate(lengths):
                         rounds[number, answer, column] = 1.0 + chain_rounds(each, length).rounds
                 at.move(number + 1)
     finally:
         close_answers(model.target, answers)
-    return rounds, tokens
+    return rounds, tokens, bits
 
 
-def _ratios(context: StudyContext, one: Candidate, answers: Seq[KnownAnswer]) -> list[list[float]]:
+def _ratios(context: StudyContext, one: Candidate, answers: Seq[KnownAnswer]) -> tuple[list[list[float]], str]:
+    """Likelihood ratios of the answers' tokens under a draft model, and the precision that it was loaded in."""
     target: Target
     if one.name == DRAFT_LM:
         if one.dtype is not None:
             raise BadInput(f"{DRAFT_LM} runs in the target's own precision; leave out ':{one.dtype}'")
         target = context.model.context(draft_model=DRAFT_LM).draft()
-        return likelihood_ratios(target, answers)
+        return likelihood_ratios(target, answers), target.dtype
     target = context.load(one.name, one.dtype).target
     if target.vocab_size != context.model.target.vocab_size:
         raise BadInput(
             f"draft model '{one.name}' has {target.vocab_size} tokens and the target "
             f"{context.model.target.vocab_size}; choose one with the target's vocabulary"
         )
-    found = likelihood_ratios(target, answers)
+    found = likelihood_ratios(target, answers), target.dtype
     del target
     gc.collect()  # its weights, before the next one is loaded
     return found

@@ -25,6 +25,8 @@ Figures = NDArray[np.float64]
 
 _TOGETHER = 8
 """Prompts of a part that is kept, at least."""
+_FILLED = 2
+"""Times that the places of a batch are filled before the next method's turn, as in the bench."""
 
 
 @dataclass
@@ -73,7 +75,7 @@ def decode(
         ]
         return answer_together(model.target, requests, batch)
 
-    size, journal = 4 * batch if batch > 1 else 1, journal or StudyJournal()
+    size, journal = turn_of(batch), journal or StudyJournal()
     warm = False
 
     def turns(some: range) -> dict[str, list[Answer]]:
@@ -102,9 +104,14 @@ def decode(
 
 def parts_of(count: int, batch: int) -> dict[str, range]:
     """The parts in which ``count`` prompts are answered ``batch`` at a time, by name."""
-    size = 4 * batch if batch > 1 else _TOGETHER
-    starts = range(0, count, size)
-    return {f"batch {batch}, prompts from {at + 1}": range(at, min(at + size, count)) for at in starts}
+    size = max(turn_of(batch), _TOGETHER)
+    parts = (range(at, min(at + size, count)) for at in range(0, count, size))
+    return {f"batch {batch}, prompts {one.start + 1} to {one.stop}": one for one in parts}
+
+
+def turn_of(batch: int) -> int:
+    """Prompts that a method answers in one turn. They share the machine: intervals are over turns."""
+    return _FILLED * batch if batch > 1 else 1
 
 
 def packed_answers(found: Mapping[str, Seq[Answer]]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES
 from outpace.core.validation import StrictModel
 from outpace.model import Model
-from outpace.studies.claims import Claim, above, interval, resampled
-from outpace.studies.decoded import Figures, contexts_of, decode, parts_of, speedup, whole
+from outpace.studies.claims import Claim, above, interval, resampled_groups
+from outpace.studies.decoded import Figures, contexts_of, decode, parts_of, speedup, turn_of, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
@@ -64,7 +64,7 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
             seed=context.seed,
             journal=context.journal,
         )
-        weights = resampled(len(found.prompts), context.seed)
+        weights = resampled_groups([at // turn_of(batch) for at in range(len(found.prompts))], context.seed + batch)
         once = whole(len(found.prompts))
         plain = found.answers["none"]
         bound = _oracle_drafter(model, batch, _mean_context(plain), settings.longest)
@@ -109,14 +109,17 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
         columns,
         claims,
         Plot("Speed-up and its bound, by batch", "batch", "times autoregressive decoding", series, logarithmic=True),
-        ["The bounds are predicted from measured costs of forwards; speed-ups and shares of the time are measured."],
+        [
+            "The bounds are predicted from measured costs of forwards; speed-ups and shares of the time are measured. "
+            "Intervals are over turns: prompts that were answered together."
+        ],
     )
 
 
 def _claims(
     rows: list[dict[str, Any]], gains: dict[int, Figures], gaps: list[Figures], shares: list[Figures]
 ) -> list[Claim]:
-    least, gap = np.min(shares, axis=0), np.min(gaps, axis=0)
+    least, gap = np.min(_paired(shares), axis=0), np.min(_paired(gaps), axis=0)
     found = [
         above(
             "the target's forward takes most of the time, whatever the method and the batch",
@@ -134,12 +137,15 @@ def _claims(
     if len(gains) > 1:
         small, large = min(gains), max(gains)
         first, last = (next(row["speedup"] for row in _best(rows) if row["batch"] == one) for one in (small, large))
-        found.append(
-            above(
-                f"speed-ups shrink from batch {small} to batch {large}", first / last, gains[small] / gains[large], 1.0
-            )
-        )
+        one, other = _paired([gains[small], gains[large]])
+        found.append(above(f"speed-ups shrink from batch {small} to batch {large}", first / last, one / other, 1.0))
     return found
+
+
+def _paired(samples: list[Figures]) -> list[Figures]:
+    """As many of each: one, and so no interval, where a batch was answered in a single turn."""
+    count = min(map(len, samples))
+    return [one[:count] for one in samples]
 
 
 def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

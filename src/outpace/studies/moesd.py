@@ -3,16 +3,15 @@
 
 At a moderate batch the requests' tokens use nearly all experts anyway, so that verifying several tokens of each reads
 hardly more weights. *Target efficiency* is the time of an autoregressive round over that of a round with K draft tokens
-for each request: 1 where verifying is free. By formula: rooflines of a mixture and of a dense model. Measured: which
-experts the hidden states of a real model use behind a router with random weights, and how long a layer of such experts
-takes on this machine.
+for each request: 1 where verifying is free. By formula: rooflines of a mixture and of a dense model. Measured: the
+model's own MLPs as experts (:mod:`outpace.studies.upcycled`), on batches of different sequences, and whether a model
+that is fitted to some batches tells the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from pydantic import Field
 
 from outpace.controllers.predictor import Predictor, one_rate, speedups, tokens_per_round
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.core.validation import StrictModel
 from outpace.engine.known_answers import close_answers, known_answers
@@ -27,13 +27,19 @@ from outpace.engine.request import Request
 from outpace.simulate.hardware import find_hardware
 from outpace.simulate.model_shape import ModelShape, find_shape
 from outpace.simulate.roofline import Parallel, Roofline, RooflineCosts
-from outpace.studies.claims import Claim, above, by_formula, resampled
-from outpace.studies.decoded import contexts_of
+from outpace.studies.claims import Claim, above, by_formula, holds, resampled, undecided
+from outpace.studies.decoded import Figures, contexts_of
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
 _CONTEXT = 512
 _REPEAT = 5
+_GROUP = 4
+"""Sequences of a batch whose experts are compared with the formula."""
+_MOST_ROWS = 128
+_BALANCED = 2048
+"""Tokens over which experts are used about as often."""
+_CLOSE = 0.1
 _GAINS = 1.2
 """A speed-up from which on a batch counts as one at which speculation gains."""
 
@@ -109,6 +115,7 @@ def moesd(context: StudyContext, settings: MoesdSettings) -> Findings:
     columns = {"batch": "batch", "length": "draft tokens", "experts_alone": "experts", "experts_drafting": "drafting"}
     columns |= {"efficiency": "target efficiency", "efficiency_dense": "dense", "speedup": "speed-up"}
     columns |= {"speedup_dense": "dense", "tiny_experts": "tiny: experts", "tiny_efficiency": "tiny: efficiency"}
+    columns |= {"tiny_predicted": "predicted", "tiny_fitted": "fitted"}
     plot = Plot("Target efficiency by batch (predicted)", "batch", "target efficiency", series, logarithmic=True)
     return Findings(rows, columns, claims, plot, notes)
 
@@ -145,80 +152,81 @@ def _sparser(mixture: ModelShape, settings: MoesdSettings, batches: list[int]) -
 
 
 def _tiny(context: StudyContext, settings: MoesdSettings, rows: list[dict[str, Any]], notes: list[str]) -> list[Claim]:
-    """Experts that hidden states of the model use, against the formula; and what a layer of them takes here."""
-    import torch
+    """The model as a mixture: experts that batches use, against the formula; what forwards take, against a model."""
+    from outpace.loading import load, load_from
+    from outpace.studies.upcycled import MixtureForwards, balance, fitted_seconds, upcycle
 
-    states = _hidden_states(context)
-    hidden = states[0].shape[1]
-    generator = torch.Generator().manual_seed(context.seed)
-    router = torch.randn(hidden, settings.experts, generator=generator)
-    chosen = [(one @ router).topk(settings.active, dim=1).indices for one in states]
-    shape = ModelShape("tiny", 1, 1, 1, 1, 1, 1, 1, experts=settings.experts, active_experts=settings.active)
-    sizes = (2, 4, 8, 16)
-    ratios = np.array([np.mean([_used(one, size) / shape.touched_experts(size) for size in sizes]) for one in chosen])
-    weights = resampled(len(ratios), context.seed)
-    seconds = _layer_seconds(hidden, settings, torch.cat(states), torch.cat(chosen))
-    for row in rows:
-        few, many = row["batch"], row["batch"] * (1 + row["length"])
-        if many in seconds and few in seconds:
-            row["tiny_experts"] = float(np.mean([_used(one, few) for one in chosen]))
-            row["tiny_efficiency"] = seconds[few] / seconds[many]
-    notes.append(
-        f"Tiny mixture, measured: {settings.experts} experts of the size of the model's hidden states (four times as "
-        f"wide inside), {settings.active} for each token, router and experts with random weights, hidden states of "
-        f"{context.used.get('name')} before its middle layer; tokens of a batch are neighbors in one answer."
-    )
-    return [
-        above(
-            "neighboring tokens use nearly as many experts as the formula of independent, equally likely choices says",
-            float(ratios.mean()),
-            weights @ ratios / len(ratios),
-            0.9,
-        )
-    ]
-
-
-def _hidden_states(context: StudyContext) -> list[Any]:
-    """(tokens, hidden) of each prompt and its answer, before the model's middle layer."""
-    model = context.model
-    contexts = contexts_of(model, context.prompts, 32)
-    layer = model.target.num_layers // 2
-    plain = model.method("none")
-    requests = [Request(one, plain, SamplingParams(), 32, model.eos_ids) for one in contexts]
-    answers = known_answers(model.target, requests, [layer])
+    texts = _texts(context, longest := max(settings.lengths))
+    wrapped = load(context.model_name, target="generic", dtype="float32")
+    inner = wrapped.target.model  # type: ignore[attr-defined]
+    mixtures = upcycle(inner, settings.experts, settings.active)
+    balance(inner, mixtures, [token for one in texts for token in one][:_BALANCED])
+    target = load_from(inner, wrapped.tokenizer, target="generic").target
+    forwards = MixtureForwards(target, mixtures, texts, longest)
     try:
-        return [one.hidden_states([layer])[layer].float().clone() for one in answers]
+        batches = [one for one in sorted(set(settings.batches)) if one <= len(texts)]
+        sizes = [
+            (batch, length)
+            for batch in batches
+            for length in (0, *sorted(set(settings.lengths)))
+            if batch * (1 + length) <= _MOST_ROWS
+        ]
+        with stage("timing a mixture", brief=True):
+            cells = {(one.batch, one.length): one for one in forwards.cells(sizes, _REPEAT)}
+        groups = [range(first, first + _GROUP) for first in range(0, len(texts) - _GROUP + 1, _GROUP)]
+        shape = ModelShape("tiny", 1, 1, 1, 1, 1, 1, 1, experts=settings.experts, active_experts=settings.active)
+        ratios = np.array([forwards.touched(one, 0) / shape.touched_experts(_GROUP) for one in groups])
     finally:
-        close_answers(model.target, answers)
-
-
-def _used(chosen: Any, size: int) -> float:
-    """Mean number of experts that ``size`` neighboring tokens use."""
-    windows = [chosen[at : at + size] for at in range(0, max(1, len(chosen) - size + 1), size)]
-    return float(np.mean([len(one.unique()) for one in windows]))
-
-
-def _layer_seconds(hidden: int, settings: MoesdSettings, states: Any, chosen: Any) -> dict[int, float]:
-    """Seconds of one layer of experts over 1, 2, 4, ... rows: each expert that is used runs its rows."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    up = torch.randn(settings.experts, hidden, 4 * hidden, generator=generator)
-    down = torch.randn(settings.experts, 4 * hidden, hidden, generator=generator)
-
-    def run(rows: int) -> None:
-        found = torch.zeros(rows, hidden)
-        for expert in chosen[:rows].unique().tolist():
-            mine = (chosen[:rows] == expert).any(1)
-            found[mine] += torch.nn.functional.silu(states[:rows][mine] @ up[expert]) @ down[expert]
-
-    counts = sorted(
-        {batch * more for batch in settings.batches for more in (1, *(1 + one for one in settings.lengths))}
+        forwards.close()
+    # Batches are fitted and predicted by turns.
+    known = [one for one in cells.values() if batches.index(one.batch) % 2 == 0]
+    seconds = fitted_seconds(known, settings.experts, settings.active)
+    errors = []
+    for row in rows:
+        alone, drafting = cells.get((row["batch"], 0)), cells.get((row["batch"], row["length"]))
+        if alone is None or drafting is None:
+            continue
+        row["tiny_experts"], row["tiny_efficiency"] = drafting.touched, alone.seconds / drafting.seconds
+        row["tiny_predicted"] = seconds(alone.rows) / seconds(drafting.rows)
+        row["tiny_fitted"] = alone in known
+        if not row["tiny_fitted"]:
+            errors.append(abs(row["tiny_predicted"] / row["tiny_efficiency"] - 1.0))
+    notes.append(
+        f"Tiny mixture, measured: the MLPs of {wrapped.name} divided into {settings.experts} experts each, of which a "
+        f"token uses {settings.active}; no weights are trained. Batches are different prompts with their answers, "
+        f"whose next tokens are the drafts; float32, transformers' modules. The model of its times has a constant, a "
+        f"part for each expert and one for each row, fitted to batches {', '.join(map(str, batches[::2]))}."
     )
-    best: dict[int, float] = {}
-    for rows in [one for one in counts if one <= min(len(states), 128)]:
-        for _ in range(_REPEAT):
-            began = perf_counter()
-            run(rows)
-            best[rows] = min(best.get(rows, float("inf")), perf_counter() - began)
-    return best
+    return [_as_many_experts(ratios), _predicted(np.array(errors))]
+
+
+def _as_many_experts(ratios: Figures) -> Claim:
+    says = f"batches of {_GROUP} different sequences use at least 90 % of the experts that the formula says"
+    if not len(ratios):
+        return undecided(says, None, "above 0.9")
+    return above(says, float(ratios.mean()), resampled(len(ratios)) @ ratios / len(ratios), 0.9)
+
+
+def _predicted(errors: Figures) -> Claim:
+    """``errors``: of the efficiencies of batches that the model was not fitted to."""
+    says = "the model tells the target efficiency of batches that it was not fitted to, within 10 % on average"
+    if not len(errors):
+        return undecided(says, None, "share of resamples in which it holds")
+    return holds(says, resampled(len(errors)) @ errors / len(errors) <= _CLOSE)
+
+
+def _texts(context: StudyContext, longest: int) -> list[tuple[int, ...]]:
+    """Prompts with the model's answers to them, where these are long enough to draft from. Raises BadInput for none."""
+    model = context.model
+    plain = model.method("none")
+    length = longest + 8
+    requests = [
+        Request(one, plain, SamplingParams(), length, model.eos_ids)
+        for one in contexts_of(model, context.prompts, length)
+    ]
+    answers = known_answers(model.target, requests)
+    close_answers(model.target, answers)
+    found = [(*one.prompt, *one.tokens) for one in answers if len(one.tokens) > longest]
+    if not found:
+        raise BadInput(f"no answer has more than {longest} tokens: there is nothing to draft")
+    return found

@@ -12,6 +12,8 @@ from outpace.bench.charts import ticks
 
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 _WIDTH, _HEIGHT = 760, 400
+_SLANTED = 70
+"""More height below the axis, for names in place of numbers."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 560, 40, 350
 
 
@@ -52,23 +54,32 @@ class Plot:
         marks = ticks([0.0, *lowest, *highest])
         xs = sorted({point.x for point in points})
         at_x, at_y = self._across(xs), _up(marks)
+        height = _HEIGHT + (_SLANTED if self.labels else 0)
         parts = [_text(_LEFT, 22, self.title, size=15, weight="bold")]
         for mark in marks:
             y = at_y(mark)
             parts.append(f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#cbd5e1"/>')
             parts.append(_text(_LEFT - 6, y + 4, f"{mark:g}", anchor="end"))
-        parts += [_text(at_x(x), _BOTTOM + 18, self.labels.get(x, f"{x:g}"), anchor="middle") for x in _few(xs)]
-        parts.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 40, self.x_axis, anchor="middle"))
+        parts += [self._mark(x, at_x(x)) for x in (xs if self.labels else _few(xs))]
+        parts.append(_text((_LEFT + _RIGHT) / 2, height - 10, self.x_axis, anchor="middle"))
         turn = f'transform="rotate(-90 16 {(_TOP + _BOTTOM) / 2:.0f})"'
         parts.append(_text(16, (_TOP + _BOTTOM) / 2, self.y_axis, anchor="middle", more=turn))
         for number, (name, line) in enumerate(self.series.items()):
-            parts += _drawn(name, sorted(line), _COLOURS[number % len(_COLOURS)], number, at_x, at_y)
+            colour = _COLOURS[number % len(_COLOURS)]
+            parts += _drawn(name, sorted(line), colour, number, at_x, at_y, joined=not self.labels)
         body = "\n".join(parts)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
             f'role="img" aria-label="{escape(self.title)}">\n'
-            f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n{body}\n</svg>\n'
+            f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n{body}\n</svg>\n'
         )
+
+    def _mark(self, x: float, at: float) -> str:
+        """What stands below the axis: names are longer than numbers, and slanted so that they do not overlap."""
+        if x not in self.labels:
+            return _text(at, _BOTTOM + 18, f"{x:g}", anchor="middle")
+        turn = f'transform="rotate(-35 {at:.1f} {_BOTTOM + 16})"'
+        return _text(at, _BOTTOM + 16, self.labels[x], anchor="end", more=turn)
 
     def _across(self, xs: Seq[float]) -> Any:
         scaled = math.log if self.logarithmic else float
@@ -86,15 +97,25 @@ def _few(xs: Seq[float]) -> Seq[float]:
     return xs[:: max(1, math.ceil(len(xs) / 12))]
 
 
-def _drawn(name: str, line: Seq[PlotPoint], colour: str, number: int, at_x: Any, at_y: Any) -> list[str]:
+def _drawn(
+    name: str, line: Seq[PlotPoint], colour: str, number: int, at_x: Any, at_y: Any, *, joined: bool
+) -> list[str]:
+    """``joined``: by a line, with a band of the intervals; else each point has its own interval."""
     found = []
     band = [point for point in line if point.low is not None and point.high is not None]
-    if len(band) > 1:
+    if not joined:
+        found += [
+            f'<line x1="{at_x(one.x):.1f}" x2="{at_x(one.x):.1f}" y1="{at_y(one.low):.1f}" y2="{at_y(one.high):.1f}" '
+            f'stroke="{colour}" stroke-width="2" opacity="0.4"/>'
+            for one in band
+        ]
+    elif len(band) > 1:
         upper = [f"{at_x(one.x):.1f},{at_y(one.high):.1f}" for one in band]
         lower = [f"{at_x(one.x):.1f},{at_y(one.low):.1f}" for one in reversed(band)]
         found.append(f'<polygon points="{" ".join(upper + lower)}" fill="{colour}" opacity="0.15"/>')
-    path = " ".join(f"{at_x(one.x):.1f},{at_y(one.y):.1f}" for one in line)
-    found.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    if joined:
+        path = " ".join(f"{at_x(one.x):.1f},{at_y(one.y):.1f}" for one in line)
+        found.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
     found += [f'<circle cx="{at_x(one.x):.1f}" cy="{at_y(one.y):.1f}" r="3" fill="{colour}"/>' for one in line]
     y = _TOP + 18 * number
     found.append(f'<rect x="{_RIGHT + 16}" y="{y}" width="12" height="12" fill="{colour}"/>')

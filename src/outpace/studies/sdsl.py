@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from outpace.controllers.predictor import Predictor
@@ -148,7 +149,7 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         rows,
         columns,
         [
-            *_of_the_law(here, drawn, best, found[best.name], weights),
+            *_of_the_law(here, drawn, best, [found[one.name] for one in first], found[best.name], weights),
             _as_fast(best, decoded),
             *_smaller(model, candidates, drawn),
         ],
@@ -264,9 +265,11 @@ def _point(row: Mapping[str, Any]) -> PlotPoint:
     return PlotPoint(row["weights"] / 1e6, row["acceptance"], row["low"], row["high"])
 
 
-def _of_the_law(here: _Prediction, drawn: _Prediction, best: DraftSize, its: Judged, weights: Figures) -> list[Claim]:
+def _of_the_law(
+    here: _Prediction, drawn: _Prediction, best: DraftSize, first: Seq[Judged], its: Judged, weights: Figures
+) -> list[Claim]:
     """That the law fits what it was fitted to, and tells the size that it was not."""
-    apart = np.abs(drawn.law.acceptance(best.weights) - its.acceptance(weights))
+    mean = np.mean([one.acceptance(weights) for one in first], axis=0)
     return [
         above(
             "acceptance is a line over the draft model's perplexity (R squared over the sizes that were trained first)",
@@ -274,8 +277,20 @@ def _of_the_law(here: _Prediction, drawn: _Prediction, best: DraftSize, its: Jud
             drawn.law.determination,
             0.9,
         ),
-        holds(f"the law tells the acceptance of a size before it is trained, within {_CLOSE:g}", apart <= _CLOSE),
+        holds(
+            f"the law tells the acceptance of a size before it is trained, within {_CLOSE:g} and better than the "
+            "mean of the others",
+            tells(drawn.law.acceptance(best.weights), mean, its.acceptance(weights)),
+        ),
     ]
+
+
+def tells(law: Figures, mean: Figures, truth: Figures) -> NDArray[np.bool_]:
+    """(R,): whether a law is close to the truth, and closer than the ``mean`` of the sizes that it was fitted to: where
+    all of them accept about as much, that is close as well, and the law adds nothing."""
+    apart = np.abs(law - truth)
+    found: NDArray[np.bool_] = (apart <= _CLOSE) & (apart < np.abs(mean - truth))
+    return found
 
 
 def _as_fast(best: DraftSize, decoded: Decoded) -> Claim:

@@ -26,12 +26,15 @@ BLOCK = 32
 """Tokens of a block of ``prefix``, as large as those that the server's prefix cache keeps."""
 COLUMNS = ("drafted", "accepted", "committed", "batch", "ms", "draft_ms")
 """Of ``rounds``: lists of one length, an entry for each round."""
+LEVELS = "levels"
+"""Another of them, which a trace may lack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """The rounds of one request. ``drafted``, ``accepted`` and ``committed`` tokens; ``batch``: requests in the round;
-    ``ms`` of the round and ``draft_ms`` of its drafter, for all its requests."""
+    ``ms`` of the round and ``draft_ms`` of its drafter, for all its requests; ``levels`` of the draft's tree, () in
+    traces that were written without them."""
 
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
@@ -39,12 +42,14 @@ class Rounds:
     batch: tuple[int, ...] = ()
     ms: tuple[float, ...] = ()
     draft_ms: tuple[float, ...] = ()
+    levels: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.committed)
 
     def public(self) -> dict[str, list[float]]:
-        return {name: list(getattr(self, name)) for name in COLUMNS}
+        found = {name: list(getattr(self, name)) for name in COLUMNS}
+        return found | ({LEVELS: list(self.levels)} if self.levels else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +213,15 @@ def _header(found: dict[str, Any]) -> TraceHeader:
 
 
 def _request(found: dict[str, Any]) -> TracedRequest:
-    rounds = Rounds(**{name: tuple(_numbers(found["rounds"], name)) for name in COLUMNS})
-    if len({len(getattr(rounds, name)) for name in COLUMNS}) > 1:
+    names = COLUMNS if found["rounds"].get(LEVELS) is None else (*COLUMNS, LEVELS)
+    rounds = Rounds(**{name: tuple(_numbers(found["rounds"], name)) for name in names})
+    if len({len(getattr(rounds, name)) for name in names}) > 1:
         raise ValueError("the lists of 'rounds' differ in length")
     if any(kept > drafted for kept, drafted in zip(rounds.accepted, rounds.drafted, strict=True)):
         raise ValueError("a round accepts more tokens than it drafted")
+    levels = rounds.levels or rounds.drafted
+    if any(not min(most, 1) <= one <= most for one, most in zip(levels, rounds.drafted, strict=True)):
+        raise ValueError("a draft has at least one level, and not more than tokens")
     if sum(rounds.committed) != (tokens := _count(found, "output_tokens", 0)):
         raise ValueError(f"'output_tokens' is {tokens}, and the rounds committed {sum(rounds.committed)}")
     return TracedRequest(

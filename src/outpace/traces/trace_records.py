@@ -45,6 +45,7 @@ def rounds_of(counts: Seq[RoundCount]) -> Rounds:
         tuple(one.batch for one in counts),
         tuple(1e3 * one.seconds for one in counts),
         tuple(1e3 * one.draft_seconds for one in counts),
+        tuple(one.levels for one in counts),
     )
 
 
