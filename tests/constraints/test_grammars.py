@@ -57,6 +57,31 @@ def test_a_grammar_accepts_what_it_describes_alone(grammar: Grammar, yes: Seq[st
     assert [text for text in no if accepted(grammar, text)] == []
 
 
+def test_there_may_be_many_choices_and_all_characters_in_them() -> None:
+    many = compiled(Grammar.choice([f"value-{at}" for at in range(20_000)]), BYTES)
+    state = many.begin()
+    assert BYTES.decode(state.forced()) == "value-"
+    assert [one for one in ("value-7", "value-19999", "value-20000", "value-") if many.accepts(one)] == [
+        "value-7",
+        "value-19999",
+    ]
+    nested = Grammar.choice(["red", "red wine", "red wine vinegar", "rice"])
+    assert [one for one in ("re", "red", "red w", "red wine", "red wine vinegar", "rice") if accepted(nested, one)] == [
+        "red",
+        "red wine",
+        "red wine vinegar",
+        "rice",
+    ]
+    characters = [chr(at) for at in range(128)]
+    either = compiled(Grammar.choice([f"b{one}" for one in characters]), Letters([*characters, None]))
+    assert [one for one in characters if not either.accepts(f"b{one}")] == []
+
+
+def test_an_object_may_have_many_optional_keys() -> None:
+    many = Grammar.schema({**_long(1_000), "additionalProperties": False})
+    assert accepted(many, '{"p5": "x", "p999": ""}') and not accepted(many, '{"p1000": ""}')
+
+
 def test_a_class_of_pydantic_is_a_schema() -> None:
     class Point(pydantic.BaseModel):
         x: int

@@ -23,6 +23,8 @@ _IDLE = 8
 """Parsers of one grammar that wait for further requests."""
 _FUEL = 20_000_000
 """What the engine spends on regular expressions in a second, about; it counts work, not time."""
+_ITEMS = 50_000
+"""What the parser may hold at one place: an object with optional keys takes four for each."""
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is laid out where a schema says nothing of it, in the engine's words."""
 
@@ -103,7 +105,10 @@ class ParsedConstraint:
 def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
     llguidance = engine()
     bounds = llguidance.LLParserLimits(
-        initial_lexer_fuel=int(limits.seconds * _FUEL), max_grammar_size=limits.max_bytes, verbose_errors=False
+        initial_lexer_fuel=int(limits.seconds * _FUEL),
+        max_grammar_size=limits.max_bytes,
+        max_items_in_row=_ITEMS,
+        verbose_errors=False,
     )
     try:
         source = _source(grammar, llguidance)
@@ -148,7 +153,8 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
             pattern = llguidance.regex_to_lark(_unanchored(grammar.source), "d")  # only ASCII digits are digits
             rules = f"start: /{pattern}/"
         case "choice":
-            rules = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(grammar.source))
+            # One terminal: alternatives of a rule would be a parser's item each, and these are bounded.
+            rules = f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, json.loads(grammar.source)))}"
         case "lark":
             rules = grammar.source
             if _is_gbnf(rules):
@@ -171,6 +177,11 @@ def json_rule(schema: Any) -> str:
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _literal(text: str) -> str:
+    """A text as the engine's grammars write it; their lexer does not take U+007F as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_gbnf(rules: str) -> bool:
