@@ -155,6 +155,8 @@ def _long(depth: int) -> dict[str, Any]:
 
 
 SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+REST = {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["next"]}
+OWN = {"$id": "http://x/y"}
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,11 @@ SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
         (lambda: Grammar.schema(False), None, "schema"),
         (lambda: Grammar.schema({"enum": []}), None, "schema"),
         (lambda: Grammar.schema(SELF), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema(REST), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema({**REST, "required": [], "minProperties": 1}), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "http://x/y"}}}), None, "without end"),
+        (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "y#"}}}), None, "without end"),
+        (lambda: Grammar.schema({**REST, "patternProperties": {"^n": {"$ref": "#"}}}), None, "without end"),
         (lambda: Grammar.schema({"$ref": "#"}), None, "unsatisfiable|cannot be used"),
         (lambda: Grammar.schema({"$ref": "#/$defs/none"}), None, "schema cannot be used"),
         (lambda: Grammar.schema({"$ref": "https://example.com/x.json"}), None, "schema cannot be used"),
@@ -230,6 +237,12 @@ def test_recursion_that_may_end_is_taken() -> None:
         "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
         "required": ["next"],
     }
+    for other in (
+        {**SELF, "properties": {"next": {"type": "null"}}, "additionalProperties": {"$ref": "#"}},
+        {**REST, "patternProperties": {"^n": {"type": "null"}}},
+        {**REST, "required": [], "minProperties": 1, "patternProperties": {"^n": {"type": "null"}}},
+    ):
+        assert accepted(Grammar.schema(other), '{"next": null}')
     assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
     assert not accepted(Grammar.schema(tree), '{"next": {}}')
 
@@ -249,6 +262,31 @@ def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:
     quoted = Grammar.schema({"const": {"pattern": r"\s"}})
     assert json.loads(quoted.source)["const"] == {"pattern": r"\s"}
     assert compiled(quoted, BYTES).accepts('{"pattern": "\\\\s"}')
+
+
+LONG_HOST = ".".join(["a" * 50] * 5)
+
+
+@pytest.mark.parametrize(
+    ("form", "yes", "no"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "2023-02-28", "1999-12-31"], ["2023-02-29", "1900-02-29", "2024-02-30"]),
+        ("time", ["12:00:59Z", "00:00:00.06+01:00"], ["23:59:60Z", "12:00:60Z"]),
+        ("date-time", ["2024-02-29t12:00:59z"], ["2023-02-29T12:00:00Z", "2024-02-29T12:00:60Z"]),
+        ("hostname", ["a", "ab-c.d1", "a--b", LONG_HOST[:253]], ["ab--c", "xn--a", "x.ab--c", f"{LONG_HOST}.com"]),
+    ],
+)
+def test_formats_allow_what_their_standards_allow(form: str, yes: Seq[str], no: Seq[str]) -> None:
+    text = {"type": "string", "format": form}
+    for schema in (text, {**text, "pattern": "."}, {**text, "pattern": ".", "allOf": [{"minLength": 1}]}):
+        constraint = compiled(Grammar.schema({"type": "array", "items": schema}), BYTES)
+        assert [one for one in yes if not constraint.accepts(f'["{one}"]')] == []
+        assert [one for one in no if constraint.accepts(f'["{one}"]')] == []
+    either = compiled(Grammar.schema({"format": form}), BYTES)
+    assert either.accepts("3") and either.accepts(f'"{yes[0]}"') and not either.accepts(f'"{no[0]}"')
+    assert compiled(Grammar.schema({"const": {"format": form}}), BYTES).accepts(f'{{"format": "{form}"}}')
+    assert compiled(Grammar.schema({**text, "enum": [yes[0]]}), BYTES).accepts(f'"{yes[0]}"')
+    assert compiled(Grammar.schema({"type": "integer", "format": form}), BYTES).accepts("3")
 
 
 @pytest.mark.parametrize(

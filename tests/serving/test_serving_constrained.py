@@ -143,11 +143,19 @@ def test_text_without_a_call_is_allowed_beside_strict_tools() -> None:
     assert whole["finish_reason"] == "stop"
 
 
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found}, "required": ["a"]}
+    return found
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ({"next": {"$ref": "#"}}, "without end"),
         ({"next": {"type": "integer", "minimum": 5, "maximum": 4}}, "Unsatisfiable schema"),
+        ({"next": nested(400)}, "nested too deeply"),
     ],
 )
 def test_strict_tools_with_bad_schemas_are_refused(parameters: dict[str, Any], words: str) -> None:
@@ -173,6 +181,7 @@ EXPLODING = "(((a{1,300}){1,300}){1,300}){1,300}"
     [
         ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 4}}, "schema cannot be used"),
         ({"guided_json": SELF}, "schema is unsatisfiable"),
+        ({"guided_json": nested(400)}, "nested too deeply"),
         ({"guided_json": {"description": "x" * 2_000_000}}, "and the limit is 1,000,000"),
         ({"guided_regex": "\u00e9"}, "no answer at all"),
         ({"guided_regex": EXPLODING, "max_tokens": 300, "ignore_eos": True}, "too complex to go on"),

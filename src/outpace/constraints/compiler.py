@@ -11,7 +11,7 @@ from typing import Any
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.constraints.parser_state import Cursor, ParserState
 from outpace.constraints.schema_check import check_schema
-from outpace.constraints.schema_patterns import with_ecma_patterns
+from outpace.constraints.schema_patterns import by_standards
 from outpace.constraints.token_trie import TokenTrie, engine, token_trie
 from outpace.core.errors import BadInput, shortened
 from outpace.core.lru import Lru
@@ -171,12 +171,16 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it."""
-    check_schema(schema)
-    schema = with_ecma_patterns(schema)
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it, or
+    where it is nested too deeply."""
+    try:
+        check_schema(schema)
+        schema = by_standards(schema)
+        if isinstance(schema, dict):
+            schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
+        return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    except RecursionError:
+        raise BadInput("the schema cannot be used: it is nested too deeply") from None
 
 
 def _literal(text: str) -> str:
