@@ -321,6 +321,27 @@ def test_a_stop_string_inside_of_what_is_forced_is_refused() -> None:
     assert "cut the answer before it was complete" in str(found.error)
 
 
+def test_a_limit_of_the_engine_at_a_stop_string_ends_that_answer_alone() -> None:
+    class Limited:
+        def __init__(self) -> None:
+            self.begin = compiled(Grammar.choice(["ab", "ba"]), Letters(PIECES["choices"])).begin
+
+        def accepts(self, text: str) -> bool:
+            raise BadInput("the grammar is too complex to go on")
+
+    words = Letters(PIECES["choices"])
+    context = replace(tiny_context(4, 1), tokenizer=words)
+    decoder = Decoder(context.target, words)
+    requests = [
+        Request((0, 1), build("none", context), params, max_new_tokens=3, stop_strings=("a", "b", "c"))
+        for params in (SamplingParams(constraint=Limited()), SamplingParams())
+    ]
+    cut, beside = map(decoder.submit, requests)
+    decoder.run()
+    assert cut.finish_reason == "error" and "too complex to go on" in str(cut.error)
+    assert beside.error is None
+
+
 def test_stop_strings_behind_a_whole_answer_are_harmless() -> None:
     found = answered(Grammar.regex("a|ab+"), PIECES["regex"], stop_strings=("b",))
     assert found.finish_reason == "stop"
