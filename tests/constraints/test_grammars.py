@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pydantic
 import pytest
 
 from outpace.certify.letters import Letters
-from outpace.constraints import Grammar, GrammarLimits, compiled
+from outpace.constraints import Grammar, GrammarLimits, compiled, compiler
 from outpace.core.constraint import bits_of, count, holds, single, tokens_of
 from outpace.core.errors import BadInput
 from outpace.models.base import ChatTokenizer
@@ -124,6 +126,34 @@ def test_many_requests_share_what_was_compiled() -> None:
     assert accepted(grammar, "abab")
 
 
+def test_a_slow_grammar_delays_no_other_and_is_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, slow = Grammar.regex("kept"), Grammar.regex("s(low)")
+    compiled(kept, BYTES)
+    honest, entered, go, tried = compiler._matcher, Event(), Event(), list[Grammar]()
+
+    def matcher(grammar: Grammar, *given: Any) -> Any:
+        tried.append(grammar)
+        if grammar is slow:
+            entered.set()
+            assert go.wait(60)
+            raise BadInput("too slow")
+        return honest(grammar, *given)
+
+    monkeypatch.setattr(compiler, "_matcher", matcher)
+    with ThreadPoolExecutor(3) as threads:
+        two = [threads.submit(compiled, slow, BYTES) for _ in range(2)]
+        assert entered.wait(60)
+        for other in (kept, Grammar.regex("an(other)")):
+            assert threads.submit(compiled, other, BYTES).result(60).accepts("kept") == (other is kept)
+        go.set()
+        assert [str(one.exception(60)) for one in two] == ["too slow"] * 2
+    assert tried.count(slow) == 1
+    monkeypatch.setattr(compiler, "_REFUSED_FOR", 0.0)
+    with pytest.raises(BadInput, match="too slow"):
+        compiled(slow, BYTES)
+    assert tried.count(slow) == 2
+
+
 def test_forced_text_is_spelled_by_tokens_that_are_allowed() -> None:
     state: Any = compiled(Grammar.schema(PERSON), BYTES).begin()
     forced = state.forced()
@@ -185,6 +215,7 @@ OWN = {"$id": "http://x/y"}
         (lambda: Grammar.regex("\u00e9"), None, "no answer at all"),
         (lambda: Grammar.lark("start: x"), None, "grammar cannot be used"),
         (lambda: Grammar.lark("hello"), None, "grammar cannot be used"),
+        (lambda: Grammar.read('{"type": "object"}'), None, r"JSON text; give .*Grammar.schema\(text\)"),
         (lambda: Grammar.choice([]), None, "list of texts"),
         (lambda: Grammar.choice(["a", "a"]), None, "same"),
         (lambda: Grammar.choice(["\u00e9"]), None, "no answer at all"),

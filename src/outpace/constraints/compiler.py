@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from threading import Lock
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
@@ -33,8 +33,14 @@ _EVERY_SPELLING = '%llguidance { "no_forcing": true }'
 _EXCERPT = re.compile(r"\s*(\d+ \||\^\s*$)")
 """Lines of the engine's messages that show its own source: ours is around the user's."""
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\):? ")
-_COMPILED: Lru[tuple[Grammar, GrammarLimits, str], ParsedConstraint] = Lru(KEPT)
+_REFUSED_FOR = 60.0
+"""Seconds for which a refusal is kept: compile time also depends on what else the machine does."""
+_Key = tuple[Grammar, GrammarLimits, str]
+_COMPILED: Lru[_Key, ParsedConstraint] = Lru(KEPT)
+_REFUSED: Lru[_Key, tuple[float, str]] = Lru(KEPT)
+_COMPILING: dict[_Key, Lock] = {}
 _LOCK = Lock()
+"""Of these tables; never held while a grammar is compiled, which may take seconds."""
 
 
 def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits = DEFAULT_LIMITS) -> ParsedConstraint:
@@ -45,11 +51,33 @@ def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits =
     """
     key = (grammar, limits, tokenizer.fingerprint)
     with _LOCK:
-        known = _COMPILED.get(key)
-        if known is None:
+        if (known := _kept(key)) is not None:
+            return known
+        alone = _COMPILING.setdefault(key, Lock())
+    with alone:
+        with _LOCK:
+            if (known := _kept(key)) is not None:
+                return known
+        try:
             known = ParsedConstraint(grammar, token_trie(tokenizer), limits)
-            _COMPILED.put(key, known)
+            with _LOCK:
+                _COMPILED.put(key, known)
+        except BadInput as error:
+            with _LOCK:
+                _REFUSED.put(key, (monotonic(), str(error)))
+            raise
+        finally:
+            with _LOCK:
+                _COMPILING.pop(key, None)
     return known
+
+
+def _kept(key: _Key) -> ParsedConstraint | None:
+    """What an earlier call compiled, if it did. Raises BadInput where one was refused a short time ago."""
+    refused = _REFUSED.get(key)
+    if refused is not None and monotonic() - refused[0] < _REFUSED_FOR:
+        raise BadInput(refused[1])
+    return _COMPILED.get(key)
 
 
 class ParsedConstraint:
