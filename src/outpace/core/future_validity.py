@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outpace.core.constraint import Bits, Constraint, ConstraintState
+from outpace.core.constraint import Bits, Constraint, ConstraintState, KnowsSpelling
 from outpace.core.errors import BadInput, shown
 from outpace.core.names import did_you_mean, normalised
 
@@ -218,6 +218,9 @@ class WeightedState:
 
     def forced(self) -> Sequence[int]:
         return self.inner.forced()
+
+    def longest(self, size: int) -> Sequence[int]:
+        return self.inner.longest(size) if isinstance(self.inner, KnowsSpelling) else ()
 
 
 class WeightedConstraint:
