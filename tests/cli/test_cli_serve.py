@@ -51,6 +51,7 @@ def test_unknown_models_and_names(run: Run) -> None:
         ("--kv-bytes", "0", "at least 1"),
         ("--prefix-cache-bytes", "-1", "at least 0"),
         ("--max-request-bytes", "0", "at least 1"),
+        ("--max-validity-nodes", "0", "at least 1"),
         ("--time-limit", "0", "above 0"),
         ("--time-limit", "nan", "above 0"),
         ("--goodput", "ttfb:5", "ttft:MS"),

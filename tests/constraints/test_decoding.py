@@ -17,12 +17,14 @@ from outpace.certify.distributions import Arrivals, autoregressive_distribution,
 from outpace.certify.exact import tiny_context
 from outpace.certify.letters import Letters
 from outpace.constraints import Grammar, compiled
+from outpace.controllers.base import Budget
 from outpace.core.constraint import Constraint, bits_of
 from outpace.core.errors import BadInput
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.drafting.grammar_drafter import GrammarDrafter
 from outpace.drafting.sampled_trees import WithReplacement
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -319,6 +321,48 @@ def test_a_stop_string_inside_of_what_is_forced_is_refused() -> None:
     found = answered(Grammar.choice(["ba", "bb"]), PIECES["choices"], stop_strings=("bb", "a"))
     assert found.finish_reason == "error"
     assert "cut the answer before it was complete" in str(found.error)
+
+
+def test_values_and_keys_that_nothing_has_followed_yet_are_guessed() -> None:
+    pieces = ['{"kind": "', "r", "re", "red", "g", "green", '"', "}", ', "size": 1', ", ", None]
+    words = Letters(pieces)
+    kinds = {"type": "object", "properties": {"kind": {"enum": ["red", "green"]}, "size": {"const": 1}}}
+    state: Any = compiled(Grammar.schema({**kinds, "required": ["kind"], "additionalProperties": False}), words).begin()
+
+    def longest(text: str) -> list[str | None]:
+        nonlocal state
+        for token in words.encode(text):
+            state = state.advance(token)
+        return [pieces[token] for token in state.longest(len(words))]
+
+    assert longest('{"kind": "') == ["green", "red"]
+    assert longest('red"') == [', "size": 1', "}"]
+    target = TableTarget(len(words), random_table(len(words), 1))
+    params = SamplingParams(constraint=compiled(Grammar.choice(["red", "green"]), words))
+    drafter, sequence = GrammarDrafter(), target.sequence((0,), params, stop_ids=frozenset({len(pieces) - 1}))
+    tree = drafter.propose(drafter.begin(sequence), Budget(2, 4))
+    assert [pieces[token] for token in tree.tokens[:2]] == ["green", "red"]
+
+
+def test_a_limit_of_the_engine_at_a_stop_string_ends_that_answer_alone() -> None:
+    class Limited:
+        def __init__(self) -> None:
+            self.begin = compiled(Grammar.choice(["ab", "ba"]), Letters(PIECES["choices"])).begin
+
+        def accepts(self, text: str) -> bool:
+            raise BadInput("the grammar is too complex to go on")
+
+    words = Letters(PIECES["choices"])
+    context = replace(tiny_context(4, 1), tokenizer=words)
+    decoder = Decoder(context.target, words)
+    requests = [
+        Request((0, 1), build("none", context), params, max_new_tokens=3, stop_strings=("a", "b", "c"))
+        for params in (SamplingParams(constraint=Limited()), SamplingParams())
+    ]
+    cut, beside = map(decoder.submit, requests)
+    decoder.run()
+    assert cut.finish_reason == "error" and "too complex to go on" in str(cut.error)
+    assert beside.error is None
 
 
 def test_stop_strings_behind_a_whole_answer_are_harmless() -> None:

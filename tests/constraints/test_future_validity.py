@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -451,7 +451,7 @@ def test_samples_of_one_prompt_share_the_tree(monkeypatch: pytest.MonkeyPatch) -
     made: list[AnswerTree] = []
     grown = AnswerTree.grow
 
-    def grow(tree: AnswerTree) -> bool:
+    def grow(tree: AnswerTree) -> Generator[None, None, bool]:
         made.append(tree)
         return grown(tree)
 
@@ -482,6 +482,32 @@ def test_a_request_that_was_preempted_goes_on_with_its_weights(kind: str) -> Non
             decoder.run()
             answers.append(one.tokens)
         assert answers[0] == answers[1]
+
+
+def test_others_go_on_while_a_tree_grows_and_a_request_that_ends_grows_no_more() -> None:
+    context = tiny_context(3, 2)
+    decoder = Decoder(context.target)
+    params = replace(SAMPLED, constraint=dyck(3, 12), constraint_weighting="fvo-exact", seed=1)
+
+    def submit(params: SamplingParams) -> Generation:
+        method = build("none", context)
+        return decoder.submit(Request(PROMPT, method, params, max_new_tokens=16, stop_ids=frozenset({2})))
+
+    alone = submit(params)
+    decoder.run()
+    first, sample, beside = submit(replace(params, temperature=0.9)), submit(replace(params, temperature=0.9)), None
+    for _ in range(2):
+        decoder.step()
+    assert first.weighed is None and sample.weighed is None and not first.tokens
+    beside = submit(SamplingParams(logit_bias={0: 100.0}))
+    decoder.step()
+    decoder.step()
+    assert beside.tokens and first.weighed is None
+    first.cancel()  # the sample of the same prompt grows the tree anew
+    decoder.run()
+    assert first.weighed is None and sample.weighed is not None and alone.weighed is not None
+    assert sample.weighed.nodes >= alone.weighed.nodes // 2
+    assert not decoder.active and sample.finish_reason == "stop"
 
 
 def test_a_request_that_cannot_be_weighted_leaves_the_others_alone() -> None:

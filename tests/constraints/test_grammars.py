@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pydantic
 import pytest
 
 from outpace.certify.letters import Letters
-from outpace.constraints import Grammar, GrammarLimits, compiled
+from outpace.constraints import Grammar, GrammarLimits, compiled, compiler
 from outpace.core.constraint import bits_of, count, holds, single, tokens_of
 from outpace.core.errors import BadInput
 from outpace.models.base import ChatTokenizer
@@ -57,6 +59,31 @@ def test_a_grammar_accepts_what_it_describes_alone(grammar: Grammar, yes: Seq[st
     assert [text for text in no if accepted(grammar, text)] == []
 
 
+def test_there_may_be_many_choices_and_all_characters_in_them() -> None:
+    many = compiled(Grammar.choice([f"value-{at}" for at in range(20_000)]), BYTES)
+    state = many.begin()
+    assert BYTES.decode(state.forced()) == "value-"
+    assert [one for one in ("value-7", "value-19999", "value-20000", "value-") if many.accepts(one)] == [
+        "value-7",
+        "value-19999",
+    ]
+    nested = Grammar.choice(["red", "red wine", "red wine vinegar", "rice"])
+    assert [one for one in ("re", "red", "red w", "red wine", "red wine vinegar", "rice") if accepted(nested, one)] == [
+        "red",
+        "red wine",
+        "red wine vinegar",
+        "rice",
+    ]
+    characters = [chr(at) for at in range(128)]
+    either = compiled(Grammar.choice([f"b{one}" for one in characters]), Letters([*characters, None]))
+    assert [one for one in characters if not either.accepts(f"b{one}")] == []
+
+
+def test_an_object_may_have_many_optional_keys() -> None:
+    many = Grammar.schema({**_long(1_000), "additionalProperties": False})
+    assert accepted(many, '{"p5": "x", "p999": ""}') and not accepted(many, '{"p1000": ""}')
+
+
 def test_a_class_of_pydantic_is_a_schema() -> None:
     class Point(pydantic.BaseModel):
         x: int
@@ -99,6 +126,34 @@ def test_many_requests_share_what_was_compiled() -> None:
     assert accepted(grammar, "abab")
 
 
+def test_a_slow_grammar_delays_no_other_and_is_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, slow = Grammar.regex("kept"), Grammar.regex("s(low)")
+    compiled(kept, BYTES)
+    honest, entered, go, tried = compiler._matcher, Event(), Event(), list[Grammar]()
+
+    def matcher(grammar: Grammar, *given: Any) -> Any:
+        tried.append(grammar)
+        if grammar is slow:
+            entered.set()
+            assert go.wait(60)
+            raise BadInput("too slow")
+        return honest(grammar, *given)
+
+    monkeypatch.setattr(compiler, "_matcher", matcher)
+    with ThreadPoolExecutor(3) as threads:
+        two = [threads.submit(compiled, slow, BYTES) for _ in range(2)]
+        assert entered.wait(60)
+        for other in (kept, Grammar.regex("an(other)")):
+            assert threads.submit(compiled, other, BYTES).result(60).accepts("kept") == (other is kept)
+        go.set()
+        assert [str(one.exception(60)) for one in two] == ["too slow"] * 2
+    assert tried.count(slow) == 1
+    monkeypatch.setattr(compiler, "_REFUSED_FOR", 0.0)
+    with pytest.raises(BadInput, match="too slow"):
+        compiled(slow, BYTES)
+    assert tried.count(slow) == 2
+
+
 def test_forced_text_is_spelled_by_tokens_that_are_allowed() -> None:
     state: Any = compiled(Grammar.schema(PERSON), BYTES).begin()
     forced = state.forced()
@@ -130,6 +185,8 @@ def _long(depth: int) -> dict[str, Any]:
 
 
 SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+REST = {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["next"]}
+OWN = {"$id": "http://x/y"}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +196,11 @@ SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
         (lambda: Grammar.schema(False), None, "schema"),
         (lambda: Grammar.schema({"enum": []}), None, "schema"),
         (lambda: Grammar.schema(SELF), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema(REST), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema({**REST, "required": [], "minProperties": 1}), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "http://x/y"}}}), None, "without end"),
+        (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "y#"}}}), None, "without end"),
+        (lambda: Grammar.schema({**REST, "patternProperties": {"^n": {"$ref": "#"}}}), None, "without end"),
         (lambda: Grammar.schema({"$ref": "#"}), None, "unsatisfiable|cannot be used"),
         (lambda: Grammar.schema({"$ref": "#/$defs/none"}), None, "schema cannot be used"),
         (lambda: Grammar.schema({"$ref": "https://example.com/x.json"}), None, "schema cannot be used"),
@@ -153,6 +215,7 @@ SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
         (lambda: Grammar.regex("\u00e9"), None, "no answer at all"),
         (lambda: Grammar.lark("start: x"), None, "grammar cannot be used"),
         (lambda: Grammar.lark("hello"), None, "grammar cannot be used"),
+        (lambda: Grammar.read('{"type": "object"}'), None, r"JSON text; give .*Grammar.schema\(text\)"),
         (lambda: Grammar.choice([]), None, "list of texts"),
         (lambda: Grammar.choice(["a", "a"]), None, "same"),
         (lambda: Grammar.choice(["\u00e9"]), None, "no answer at all"),
@@ -205,6 +268,12 @@ def test_recursion_that_may_end_is_taken() -> None:
         "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
         "required": ["next"],
     }
+    for other in (
+        {**SELF, "properties": {"next": {"type": "null"}}, "additionalProperties": {"$ref": "#"}},
+        {**REST, "patternProperties": {"^n": {"type": "null"}}},
+        {**REST, "required": [], "minProperties": 1, "patternProperties": {"^n": {"type": "null"}}},
+    ):
+        assert accepted(Grammar.schema(other), '{"next": null}')
     assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
     assert not accepted(Grammar.schema(tree), '{"next": {}}')
 
@@ -224,6 +293,31 @@ def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:
     quoted = Grammar.schema({"const": {"pattern": r"\s"}})
     assert json.loads(quoted.source)["const"] == {"pattern": r"\s"}
     assert compiled(quoted, BYTES).accepts('{"pattern": "\\\\s"}')
+
+
+LONG_HOST = ".".join(["a" * 50] * 5)
+
+
+@pytest.mark.parametrize(
+    ("form", "yes", "no"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "2023-02-28", "1999-12-31"], ["2023-02-29", "1900-02-29", "2024-02-30"]),
+        ("time", ["12:00:59Z", "00:00:00.06+01:00"], ["23:59:60Z", "12:00:60Z"]),
+        ("date-time", ["2024-02-29t12:00:59z"], ["2023-02-29T12:00:00Z", "2024-02-29T12:00:60Z"]),
+        ("hostname", ["a", "ab-c.d1", "a--b", LONG_HOST[:253]], ["ab--c", "xn--a", "x.ab--c", f"{LONG_HOST}.com"]),
+    ],
+)
+def test_formats_allow_what_their_standards_allow(form: str, yes: Seq[str], no: Seq[str]) -> None:
+    text = {"type": "string", "format": form}
+    for schema in (text, {**text, "pattern": "."}, {**text, "pattern": ".", "allOf": [{"minLength": 1}]}):
+        constraint = compiled(Grammar.schema({"type": "array", "items": schema}), BYTES)
+        assert [one for one in yes if not constraint.accepts(f'["{one}"]')] == []
+        assert [one for one in no if constraint.accepts(f'["{one}"]')] == []
+    either = compiled(Grammar.schema({"format": form}), BYTES)
+    assert either.accepts("3") and either.accepts(f'"{yes[0]}"') and not either.accepts(f'"{no[0]}"')
+    assert compiled(Grammar.schema({"const": {"format": form}}), BYTES).accepts(f'{{"format": "{form}"}}')
+    assert compiled(Grammar.schema({**text, "enum": [yes[0]]}), BYTES).accepts(f'"{yes[0]}"')
+    assert compiled(Grammar.schema({"type": "integer", "format": form}), BYTES).accepts("3")
 
 
 @pytest.mark.parametrize(

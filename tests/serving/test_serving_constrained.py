@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
+from serving_support import CHAT, COMPLETE, USER, chat, client, events, refused, service
 from test_serving_tools import asked, calls, model
 
 SCHEMA = {
@@ -50,6 +50,24 @@ def test_a_schema_holds(path: str, body: dict[str, Any]) -> None:
     assert reason == "stop"
 
 
+def test_a_schema_holds_in_streams_and_in_each_of_several_answers() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    body = {"messages": USER, "response_format": form, "max_tokens": 60}
+    with client(service(model("hermes", PROSE))) as to:
+        chunks = [one["choices"][0] for one in events(to, CHAT, **body)]
+        assert json.loads("".join(one["delta"].get("content") or "" for one in chunks))["city"] in ("Oslo", "Bergen")
+        assert [one["finish_reason"] for one in chunks if one["finish_reason"]] == ["stop"]
+        whole = chat(to, **body, n=2, temperature=1, seed=1)["choices"]
+        assert len(whole) == 2
+        streamed = {0: "", 1: ""}
+        for chunk in events(to, CHAT, **body, n=2, temperature=1, seed=1):
+            for one in chunk["choices"]:
+                streamed[one["index"]] += one["delta"].get("content") or ""
+        for one in whole:
+            assert json.loads(one["message"]["content"])["city"] in ("Oslo", "Bergen")
+            assert streamed[one["index"]] == one["message"]["content"]
+
+
 def test_other_forms() -> None:
     assert said(guided_choice=["yes", "no"])[0] in ("yes", "no")
     assert said(guided_regex="[0-9]{3}")[0].isdigit()
@@ -88,6 +106,9 @@ def test_a_weighting_of_what_a_grammar_allows() -> None:
             assert answer.json()["usage"]["speculation"]["constraint_weighting"] == sampled
         refused(to, 400, "no constraint_weighting 'fov'", constraint_weighting="fov", guided_choice=["yes", "no"])
         refused(to, 400, "weights what a grammar allows, and there is none", constraint_weighting="fvo")
+        many = {"constraint_weighting": "fvo(max_nodes=1025)", "guided_choice": ["yes", "no"]}
+        error = refused(to, 400, "max_nodes is 1,025, and this server scores 1,024 for a request at most", **many)
+        assert error["param"] == "constraint_weighting"
 
 
 STRICT = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}]
@@ -143,11 +164,19 @@ def test_text_without_a_call_is_allowed_beside_strict_tools() -> None:
     assert whole["finish_reason"] == "stop"
 
 
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found}, "required": ["a"]}
+    return found
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ({"next": {"$ref": "#"}}, "without end"),
         ({"next": {"type": "integer", "minimum": 5, "maximum": 4}}, "Unsatisfiable schema"),
+        ({"next": nested(400)}, "nested too deeply"),
     ],
 )
 def test_strict_tools_with_bad_schemas_are_refused(parameters: dict[str, Any], words: str) -> None:
@@ -173,6 +202,7 @@ EXPLODING = "(((a{1,300}){1,300}){1,300}){1,300}"
     [
         ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 4}}, "schema cannot be used"),
         ({"guided_json": SELF}, "schema is unsatisfiable"),
+        ({"guided_json": nested(400)}, "nested too deeply"),
         ({"guided_json": {"description": "x" * 2_000_000}}, "and the limit is 1,000,000"),
         ({"guided_regex": "\u00e9"}, "no answer at all"),
         ({"guided_regex": EXPLODING, "max_tokens": 300, "ignore_eos": True}, "too complex to go on"),

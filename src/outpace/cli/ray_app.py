@@ -65,7 +65,15 @@ def service_options(params: dict[str, Any]) -> ServiceOptions:
 
     hardware = Hardware(**{one.name: params[one.name] for one in fields(Hardware)})
     drafting = Drafting(**{one.name: params[one.name] for one in fields(Drafting)})
-    names = ("log_requests", "log_texts", "max_queue", "kv_bytes", "prefix_cache_bytes", "time_limit")
+    names = (
+        "log_requests",
+        "log_texts",
+        "max_queue",
+        "kv_bytes",
+        "prefix_cache_bytes",
+        "time_limit",
+        "max_validity_nodes",
+    )
     return ServiceOptions(
         tuple(params["model"] or ["smollm2"]),
         hardware,

@@ -16,6 +16,7 @@ from outpace.cli.serve_vllm import Engine, Served, check_launch, serve_vllm
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput, MissingExtra
+from outpace.core.future_validity import MAX_VALIDITY_NODES
 from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
@@ -132,6 +133,14 @@ def serve(
         int,
         option(value="N", panel=LIMITS, text="Maximum size of a request's body in bytes. Larger ones get status 413."),
     ] = 4 * 1024 * 1024,
+    max_validity_nodes: Annotated[
+        int,
+        option(
+            value="N",
+            panel=LIMITS,
+            text="Maximum max_nodes of a request's constraint_weighting: beginnings of answers that are scored for it.",
+        ),
+    ] = MAX_VALIDITY_NODES,
     ray: Annotated[
         bool,
         option("--ray", panel=REPLICAS, text="Serve with replicas on Ray (docs/scaling.md); needs outpace\\[ray]."),
@@ -193,7 +202,11 @@ def serve(
     check_trace(trace, trace_texts, names, ray=ray)
     if log_texts and not log_requests:
         raise BadInput("--log-texts adds to the lines of --log-requests; give that too")
-    check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
+    check_least(
+        prefix_cache_bytes=(prefix_cache_bytes, 0),
+        max_request_bytes=(max_request_bytes, 1),
+        max_validity_nodes=(max_validity_nodes, 1),
+    )
     read_bounds(goodput or ())
     tls = certificate(ssl_certfile, ssl_keyfile)
     for origin in cors_origin or ():
@@ -217,6 +230,7 @@ def serve(
         prefix_cache_bytes,
         time_limit,
         grammars.limits,
+        max_validity_nodes,
     )
     if ray:
         from outpace.cli.serve_ray import Replication, serve_replicas

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli.session import Drafting, Hardware
 from outpace.constraints.grammar import DEFAULT_LIMITS, GrammarLimits
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import MAX_VALIDITY_NODES
 from outpace.core.machine import free_memory
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ServiceOptions:
     prefix_cache_bytes: int | None = None
     time_limit: float | None = None
     grammar_limits: GrammarLimits = DEFAULT_LIMITS
+    max_validity_nodes: int = MAX_VALIDITY_NODES
     neighbors: int = 1
 
     def open(self, tenants: Tenants) -> Service:
@@ -57,7 +59,16 @@ class ServiceOptions:
         [(own, chosen)] = self.settings.items()
         drafting = self.drafting
         named = drafting.load(self.hardware)
-        defaults = Defaults(own, chosen, drafting.rule, drafting.lossless, named, self.grammar_limits, self.time_limit)
+        defaults = Defaults(
+            own,
+            chosen,
+            drafting.rule,
+            drafting.lossless,
+            named,
+            self.grammar_limits,
+            self.time_limit,
+            self.max_validity_nodes,
+        )
         log = Log(self.log_requests, self.log_texts)
         service = Service(models, tenants, defaults, log, read_bounds(self.goodput))
         for offered in service.offered.values():

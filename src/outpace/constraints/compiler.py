@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from threading import Lock
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.constraints.parser_state import Cursor, ParserState
 from outpace.constraints.schema_check import check_schema
-from outpace.constraints.schema_patterns import with_ecma_patterns
+from outpace.constraints.schema_patterns import by_standards
 from outpace.constraints.token_trie import TokenTrie, engine, token_trie
 from outpace.core.errors import BadInput, shortened
 from outpace.core.lru import Lru
@@ -23,6 +23,8 @@ _IDLE = 8
 """Parsers of one grammar that wait for further requests."""
 _FUEL = 20_000_000
 """What the engine spends on regular expressions in a second, about; it counts work, not time."""
+_ITEMS = 50_000
+"""What the parser may hold at one place: an object with optional keys takes four for each."""
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is laid out where a schema says nothing of it, in the engine's words."""
 
@@ -31,8 +33,14 @@ _EVERY_SPELLING = '%llguidance { "no_forcing": true }'
 _EXCERPT = re.compile(r"\s*(\d+ \||\^\s*$)")
 """Lines of the engine's messages that show its own source: ours is around the user's."""
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\):? ")
-_COMPILED: Lru[tuple[Grammar, GrammarLimits, str], ParsedConstraint] = Lru(KEPT)
+_REFUSED_FOR = 60.0
+"""Seconds for which a refusal is kept: compile time also depends on what else the machine does."""
+_Key = tuple[Grammar, GrammarLimits, str]
+_COMPILED: Lru[_Key, ParsedConstraint] = Lru(KEPT)
+_REFUSED: Lru[_Key, tuple[float, str]] = Lru(KEPT)
+_COMPILING: dict[_Key, Lock] = {}
 _LOCK = Lock()
+"""Of these tables; never held while a grammar is compiled, which may take seconds."""
 
 
 def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits = DEFAULT_LIMITS) -> ParsedConstraint:
@@ -43,11 +51,33 @@ def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits =
     """
     key = (grammar, limits, tokenizer.fingerprint)
     with _LOCK:
-        known = _COMPILED.get(key)
-        if known is None:
+        if (known := _kept(key)) is not None:
+            return known
+        alone = _COMPILING.setdefault(key, Lock())
+    with alone:
+        with _LOCK:
+            if (known := _kept(key)) is not None:
+                return known
+        try:
             known = ParsedConstraint(grammar, token_trie(tokenizer), limits)
-            _COMPILED.put(key, known)
+            with _LOCK:
+                _COMPILED.put(key, known)
+        except BadInput as error:
+            with _LOCK:
+                _REFUSED.put(key, (monotonic(), str(error)))
+            raise
+        finally:
+            with _LOCK:
+                _COMPILING.pop(key, None)
     return known
+
+
+def _kept(key: _Key) -> ParsedConstraint | None:
+    """What an earlier call compiled, if it did. Raises BadInput where one was refused a short time ago."""
+    refused = _REFUSED.get(key)
+    if refused is not None and monotonic() - refused[0] < _REFUSED_FOR:
+        raise BadInput(refused[1])
+    return _COMPILED.get(key)
 
 
 class ParsedConstraint:
@@ -103,7 +133,10 @@ class ParsedConstraint:
 def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
     llguidance = engine()
     bounds = llguidance.LLParserLimits(
-        initial_lexer_fuel=int(limits.seconds * _FUEL), max_grammar_size=limits.max_bytes, verbose_errors=False
+        initial_lexer_fuel=int(limits.seconds * _FUEL),
+        max_grammar_size=limits.max_bytes,
+        max_items_in_row=_ITEMS,
+        verbose_errors=False,
     )
     try:
         source = _source(grammar, llguidance)
@@ -148,7 +181,8 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
             pattern = llguidance.regex_to_lark(_unanchored(grammar.source), "d")  # only ASCII digits are digits
             rules = f"start: /{pattern}/"
         case "choice":
-            rules = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(grammar.source))
+            # One terminal: alternatives of a rule would be a parser's item each, and these are bounded.
+            rules = f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, json.loads(grammar.source)))}"
         case "lark":
             rules = grammar.source
             if _is_gbnf(rules):
@@ -165,12 +199,21 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it."""
-    check_schema(schema)
-    schema = with_ecma_patterns(schema)
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it, or
+    where it is nested too deeply."""
+    try:
+        check_schema(schema)
+        schema = by_standards(schema)
+        if isinstance(schema, dict):
+            schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
+        return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    except RecursionError:
+        raise BadInput("the schema cannot be used: it is nested too deeply") from None
+
+
+def _literal(text: str) -> str:
+    """A text as the engine's grammars write it; their lexer does not take U+007F as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_gbnf(rules: str) -> bool:

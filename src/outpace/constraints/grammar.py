@@ -78,8 +78,15 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """Text that a grammar produces: in Lark's syntax from ``start``, or in GBNF from ``root ::=``."""
-        return cls("lark", _text(text, "the grammar"))
+        """Text that a grammar produces: in Lark's syntax from ``start``, or in GBNF from ``root ::=``.
+
+        Raises BadInput for what is no text, and for JSON.
+        """
+        if _text(text, "the grammar").lstrip().startswith("{"):  # no grammar begins so
+            raise BadInput(
+                "the grammar is JSON text; give a JSON schema as --schema, a dict or outpace.Grammar.schema(text)"
+            )
+        return cls("lark", text)
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from outpace.core.constraint import WORD, holds, words
+from outpace.core.constraint import WORD, count, holds, tokens_of, words
 from outpace.core.errors import BadInput, shortened
 
 if TYPE_CHECKING:
     from outpace.constraints.token_trie import TokenTrie
     from outpace.core.constraint import Bits
+
+_FEW = 64
+"""Allowed tokens among which :meth:`ParserState.longest` looks."""
 
 
 class Place:
@@ -80,13 +83,14 @@ class Cursor:
 class ParserState:
     """A :class:`~outpace.core.constraint.ConstraintState` of the engine."""
 
-    __slots__ = ("__weakref__", "_bits", "_children", "_complete", "_cursor", "_forced", "place")
+    __slots__ = ("__weakref__", "_bits", "_children", "_complete", "_cursor", "_forced", "_longest", "place")
 
     def __init__(self, cursor: Cursor, place: Place) -> None:
         self._cursor, self.place = cursor, place
         self._bits: Bits | None = None
         self._complete: bool | None = None
         self._forced: tuple[int, ...] | None = None
+        self._longest: tuple[int, ...] | None = None
         self._children: WeakValueDictionary[int, ParserState] = WeakValueDictionary()
 
     @property
@@ -137,3 +141,13 @@ class ParserState:
             text = self._cursor.matcher.compute_ff_bytes()
             self._forced = tuple(self._cursor.trie.spelled(text)) if text else ()
         return self._forced
+
+    def longest(self, size: int) -> Sequence[int]:
+        if self._longest is None:
+            allowed = self.allowed(size)
+            tokens = tokens_of(allowed, size).tolist() if count(allowed) <= _FEW else []
+            text = {token: self._cursor.trie.tokenizer.token_bytes(token) or b"" for token in tokens}
+            begins = {one[:end] for one in text.values() for end in range(1, len(one))}
+            found = [token for token in tokens if text[token] not in begins]
+            self._longest = tuple(sorted(found, key=lambda token: -len(text[token])))
+        return self._longest

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 from outpace.core.errors import BadInput
 
@@ -26,6 +28,8 @@ class _Finite:
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
+        own = whole.get("$id") if isinstance(whole, Mapping) else None
+        self._id = own if isinstance(own, str) else ""
         self._known: dict[str, bool] = {}
         self._steps = 0
 
@@ -62,11 +66,7 @@ class _Finite:
     def _members_hold(self, schema: Mapping[str, Any], kind: str, open_refs: tuple[str, ...]) -> bool:
         """Whether all members that an object or array must have can be finite."""
         if kind == "object":
-            named = schema.get("properties")
-            required = schema.get("required")
-            if not isinstance(named, Mapping) or not isinstance(required, list):
-                return True
-            return all(self.holds(named.get(name), open_refs) for name in required if isinstance(name, str))
+            return self._object_holds(schema, open_refs)
         least = schema.get("minItems")
         least = least if isinstance(least, int) else 0
         first = schema.get("prefixItems")
@@ -74,6 +74,22 @@ class _Finite:
         return all(self.holds(one, open_refs) for one in first) and (
             least <= len(first) or self.holds(schema.get("items"), open_refs)
         )
+
+    def _object_holds(self, schema: Mapping[str, Any], open_refs: tuple[str, ...]) -> bool:
+        required = schema.get("required")
+        required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        if not all(self.holds(one, open_refs) for name in required for one in _values(schema, name)):
+            return False
+        least = schema.get("minProperties")
+        # The engine refuses minProperties beside properties that are optional.
+        if (
+            not isinstance(least, int)
+            or len(set(required)) >= least
+            or set(_schemas(schema, "properties")) - set(required)
+        ):
+            return True
+        further = [*_schemas(schema, "patternProperties").values(), schema.get("additionalProperties")]
+        return any(self.holds(one, open_refs) for one in further)
 
     def _resolved(self, ref: str, open_refs: tuple[str, ...]) -> bool:
         if ref in open_refs:
@@ -88,10 +104,11 @@ class _Finite:
 
     def _target(self, ref: str) -> Any:
         """What a reference into this schema names; None for another place, which the engine judges."""
-        if not ref.startswith("#"):
+        place, pointer = urldefrag(urljoin(self._id, ref))
+        if place != urldefrag(self._id).url:
             return None
         at = self._whole
-        for part in ref[1:].split("/")[1:]:
+        for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(at, Mapping) and key in at:
                 at = at[key]
@@ -100,3 +117,27 @@ class _Finite:
             else:
                 return None
         return at
+
+
+def _schemas(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _values(schema: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """The schemas that the value of a property must satisfy."""
+    named, known = _schemas(schema, "properties"), False
+    if name in named:
+        known = True
+        yield named[name]
+    for pattern, one in _schemas(schema, "patternProperties").items():
+        try:
+            matches = re.search(pattern, name) is not None
+        except re.error:  # in ECMA-262's syntax: it may match
+            known = True
+            continue
+        if matches:
+            known = True
+            yield one
+    if not known:
+        yield schema.get("additionalProperties")

@@ -1,4 +1,4 @@
-"""Patterns of JSON schemas as ECMA-262 reads them, where the grammar engine's regular expressions differ.
+"""Patterns and formats of JSON schemas as their standards read them, where the grammar engine does not.
 
 White space (``\\s``) of ECMA-262 includes U+FEFF and not U+0085; the engine has it the other way round. ``\\d`` and
 ``\\w`` are ASCII in both.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from typing import Any
+
+from outpace.constraints.schema_formats import with_strict_format
 
 _SPACE = "[\\s\ufeff--\x85]"
 _OTHER = "[^\\s\ufeff--\x85]"
@@ -27,10 +29,10 @@ def ecma_pattern(pattern: str) -> str:
     return _ESCAPED.sub(replaced, pattern)
 
 
-def with_ecma_patterns(schema: Any) -> Any:
-    """The schema with all its patterns so; a copy where any differs."""
+def by_standards(schema: Any) -> Any:
+    """The schema with all its patterns so, and with strict formats."""
     if isinstance(schema, list):
-        return [with_ecma_patterns(one) for one in schema]
+        return [by_standards(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
@@ -40,9 +42,9 @@ def with_ecma_patterns(schema: Any) -> Any:
         elif key == "pattern" and isinstance(value, str):
             found[key] = ecma_pattern(value)
         elif key == "patternProperties" and isinstance(value, dict):
-            found[key] = {ecma_pattern(name): with_ecma_patterns(one) for name, one in value.items()}
+            found[key] = {ecma_pattern(name): by_standards(one) for name, one in value.items()}
         elif key in _BY_NAME and isinstance(value, dict):
-            found[key] = {name: with_ecma_patterns(one) for name, one in value.items()}
+            found[key] = {name: by_standards(one) for name, one in value.items()}
         else:
-            found[key] = with_ecma_patterns(value)
-    return found
+            found[key] = by_standards(value)
+    return with_strict_format(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 from outpace.core.errors import MissingExtra
@@ -14,6 +15,7 @@ from outpace.models.base import ChatTokenizer
 _KEPT = 4
 _TRIES: Lru[str, TokenTrie] = Lru(_KEPT)
 """By the fingerprint of the tokenizer."""
+_LOCK = Lock()
 
 
 @dataclass(eq=False, slots=True)
@@ -52,16 +54,17 @@ class _Vocabulary:
 def token_trie(tokenizer: ChatTokenizer) -> TokenTrie:
     """The trie of a tokenizer. Raises MissingExtra where the engine is not installed."""
     key = tokenizer.fingerprint
-    known = _TRIES.get(key)
-    if known is None:
-        llguidance = engine()
-        vocabulary = _Vocabulary(tokenizer)
-        wrapper = llguidance.TokenizerWrapper(vocabulary)
-        size = len(tokenizer)
-        slices = llguidance.LLTokenizer.json_slices()  # without them a mask inside a string takes milliseconds
-        inner = llguidance.LLTokenizer(wrapper, n_vocab=size + 1, eos_token=size, slices=slices)
-        known = TokenTrie(inner, size, tokenizer)
-        _TRIES.put(key, known)
+    with _LOCK:
+        known = _TRIES.get(key)
+        if known is None:
+            llguidance = engine()
+            vocabulary = _Vocabulary(tokenizer)
+            wrapper = llguidance.TokenizerWrapper(vocabulary)
+            size = len(tokenizer)
+            slices = llguidance.LLTokenizer.json_slices()  # without them a mask inside a string takes milliseconds
+            inner = llguidance.LLTokenizer(wrapper, n_vocab=size + 1, eos_token=size, slices=slices)
+            known = TokenTrie(inner, size, tokenizer)
+            _TRIES.put(key, known)
     return known
 
 

@@ -48,6 +48,16 @@ class ConstraintState(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsSpelling(Protocol):
+    """A state that knows the text of its tokens."""
+
+    def longest(self, size: int) -> Sequence[int]:
+        """Of few allowed tokens, those that no other one of them goes on from, the longest first: how a tokenizer would
+        begin the keys, values or punctuation that may follow. Empty where many tokens are allowed."""
+        ...
+
+
 class Constraint(Protocol):
     """A grammar over one vocabulary."""
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outpace.core.constraint import Bits, Constraint, ConstraintState
+from outpace.core.constraint import Bits, Constraint, ConstraintState, KnowsSpelling
 from outpace.core.errors import BadInput, shown
 from outpace.core.names import did_you_mean, normalised
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MASKED, FVO, EXACT, ONE_STEP = "masked", "fvo", "fvo-exact", "fvo-one-step"
 NO_GRAMMAR = "constraint_weighting weights what a grammar allows, and there is none; give one, or leave it out"
+MAX_VALIDITY_NODES = 1024
+"""Beginnings of answers that are scored for one request where nothing else is asked for."""
 KINDS = (MASKED, FVO, EXACT, ONE_STEP)
 
 
@@ -51,7 +53,7 @@ class ConstraintWeighting:
     """
 
     kind: str = MASKED
-    max_nodes: int = 1024
+    max_nodes: int = MAX_VALIDITY_NODES
     tolerance: float = 1e-6
     topk: int = 8
     coverage: float = 0.99
@@ -216,6 +218,9 @@ class WeightedState:
 
     def forced(self) -> Sequence[int]:
         return self.inner.forced()
+
+    def longest(self, size: int) -> Sequence[int]:
+        return self.inner.longest(size) if isinstance(self.inner, KnowsSpelling) else ()
 
 
 class WeightedConstraint:

@@ -1,13 +1,15 @@
 """GrammarDrafter: drafts what a request's grammar forces, and what followed earlier where it allowed the same tokens.
 
-Under a grammar most of an answer's frame is known: keys, punctuation, quotes. Three kinds of guesses, each with a
+Under a grammar most of an answer's frame is known: keys, punctuation, quotes. Four kinds of guesses, each with a
 learned acceptance rate:
 
 * a token that is the only one allowed, which is certain;
 * the usual spelling of text that the grammar forces. The same text has other spellings, so it is verified like any
   draft;
 * tokens that followed earlier in the answer where the same tokens were allowed, after the same last token or after any:
-  how objects of a list repeat their structure, and which values of an enum come.
+  how objects of a list repeat their structure, and which values of an enum come;
+* where nothing followed yet and few tokens are allowed: the longest of them, which begin a value of an enum, an
+  optional key, or the punctuation behind a value.
 
 All are allowed by the grammar, functions of the context alone, and hence deterministic proposals.
 """
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.core.constraint import Bits, ConstraintState, GrammarState, holds, single
+from outpace.core.constraint import Bits, ConstraintState, GrammarState, KnowsSpelling, holds, single
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.drafting.best_first import BestFirst, CandidateState, Successor
@@ -45,12 +47,12 @@ class Kind(NamedTuple):
 
 
 _PRIORS = {"only": 0.999, "forced": 0.97, "last": 0.85}
-_SEEN = {"same": (0.6, 0.15, 0.35, 0.6, 0.93), "alike": (0.15, 0.05, 0.12, 0.3, 0.6)}
+_GRADED = {"same": (0.6, 0.15, 0.35, 0.6, 0.93), "alike": (0.15, 0.05, 0.12, 0.3, 0.6), "first": (0.6, 0.35, 0.2, 0.05)}
 
 
 def prior(kind: Kind) -> float:
     """The acceptance rate of a kind before anything was observed."""
-    return _PRIORS[kind.source] if kind.source in _PRIORS else _SEEN[kind.source][kind.certainty]
+    return _PRIORS[kind.source] if kind.source in _PRIORS else _GRADED[kind.source][kind.certainty]
 
 
 class _Place(NamedTuple):
@@ -140,6 +142,11 @@ class GrammarDrafter(BestFirst[GrammarDraftState]):
         if forced and holds(allowed, forced[0]):
             yield forced[0], Kind("forced" if len(forced) > 1 else "last"), forced[1:]
         digest = _digest(allowed)
+        if (digest, None) not in state.followed and isinstance(given, KnowsSpelling):
+            few = given.longest(sampler.vocab_size)
+            for token in few[:_KEPT]:
+                yield token, Kind("first", min(3, (len(few) - 1).bit_length())), ()
+            return
         for source, last in (("same", place.last), ("alike", None)):
             found = state.followed.get((digest, last))
             if found:

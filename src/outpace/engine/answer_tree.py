@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Generator, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -76,8 +76,9 @@ class AnswerTree:
         left = log_sum((self._left_out, self._waiting))
         return 1.0 if self._found == -math.inf else math.exp(left - log_sum((left, self._found)))
 
-    def grow(self) -> bool:
-        """Score beginnings until the tolerance is met or there is nothing more to score; whether it is met.
+    def grow(self) -> Generator[None, None, bool]:
+        """Score beginnings, a forward at each step, until the tolerance is met or there is nothing more to score;
+        returns whether it is met.
 
         Raises BadInput where one of the grammar's states cannot be computed.
         """
@@ -88,6 +89,7 @@ class AnswerTree:
                 break
             self._score(self._next())
             self._bound()
+            yield
         self._waiting = log_sum([-one[0] for one in self._open])
         for one in reversed(self._scored):  # a beginning is scored before those that continue it
             one.node.settle()

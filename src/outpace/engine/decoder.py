@@ -10,20 +10,21 @@ Whatever their methods, one target forward scores the trees of all requests (:mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Generator, Iterator, Mapping, Sequence as Seq
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core.constraint import ShowsText
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import Weighed
 from outpace.core.sampling import Sampler
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.core.turns import ROUNDS
 from outpace.engine import siblings
 from outpace.engine.beginnings import Beginnings
-from outpace.engine.future_validity import KEPT, Known, weigh
+from outpace.engine.future_validity import AnswerTrees, weighing
 from outpace.engine.populations.group import Group
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request
@@ -46,8 +47,10 @@ class Decoder:
         self.active: list[Generation] = []
         self._joining: list[Generation] = []
         self._reading: list[Generation] = []
-        """Those whose prompts have been read in part."""
-        self._answer_trees: Known = Known(KEPT)
+        """Those whose prompts have been read in part, or whose tokens are being weighted."""
+        self._answer_trees = AnswerTrees()
+        self._weighing: dict[Generation, Generator[None, None, Weighed | None]] = {}
+        """Of requests whose prompts have been read: the steps to the weights of their tokens."""
 
     def check(self, request: Request) -> AcceptanceRule:
         """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
@@ -237,24 +240,35 @@ class Decoder:
     def _read(self, prefill_rows: int | None) -> None:
         """Read prompts, ``prefill_rows`` of their rows at most; requests whose prompt has been read become active."""
         self._prefill(self._reading, prefill_rows)
+        for one in [one for one in self._weighing if one not in self._reading]:
+            self._weighing.pop(one).close()  # it has ended, or was taken out
         for one in [one for one in self._reading if self._is_read(one)]:
+            if not one.prompt_read and not self._weigh(one):
+                continue
             self._reading.remove(one)
             self.active.append(one)
-            if not one.prompt_read:
-                self._weigh(one)
             one.prompt_read, one.resumed = True, False
             self._beginnings.keep(one)
             if one.group is not None:
                 one.group.open(self.target)
 
-    def _weigh(self, one: Generation) -> None:
-        """Find the weights of the tokens that its grammar allows; a request that demands too much of it ends."""
+    def _weigh(self, one: Generation) -> bool:
+        """One step to the weights of the tokens that its grammar allows; whether that was the last.
+
+        A request that demands too much ends."""
+        steps = self._weighing.setdefault(one, weighing(self.target, one.sequence, self._answer_trees))
         try:
-            one.weighed = weigh(self.target, one.sequence, self._answer_trees)
+            next(steps)
+        except StopIteration as ended:
+            one.weighed = ended.value
             if (kind := one.constraint_figures["constraint_weighting"]) is not None:
                 one.metrics.weighting = {kind: 1}
         except BadInput as error:
             one.fail(error)
+        else:
+            return False
+        del self._weighing[one]
+        return True
 
     def _is_read(self, one: Generation) -> bool:
         return self.target.length(one.sequence.kv) >= len(one.sequence.tokens) - 1

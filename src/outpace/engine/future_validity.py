@@ -1,6 +1,7 @@
 """Weights of the tokens that a grammar allows, by the target's own forwards: before an answer begins, or in each round.
 
-Exact weights (:func:`weigh`) are found once, from the tree of all answers, when the prompt has been read. They hold for
+Exact weights (:func:`weigh`) are found once, from the tree of all answers, when the prompt has been read. In a decoder
+the tree grows by one forward a round, beside the other requests. They hold for
 drafts as for the target, as both ask the request's sampler. Estimates (:func:`look_ahead`) are found in each round: at
 every node whose distribution may be asked for, the target scores the likeliest allowed tokens, and what is allowed
 behind each of them is its weight. Either way weights are a function of the answer so far and not of what was drafted,
@@ -10,8 +11,8 @@ so that rejection is exact for the weighted distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Generator, Hashable, Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from outpace.core.constraint import AnswerComplete, GrammarState, tokens_of
 from outpace.core.errors import BadInput
@@ -28,31 +29,56 @@ if TYPE_CHECKING:
 
 KEPT = 8
 """Trees of answers that a decoder keeps: the samples of one prompt share theirs."""
-Known = Lru[Hashable, tuple[ValidityNode, Weighed]]
 
 
-def weigh(target: Target, sequence: Sequence, known: Known | None = None) -> Weighed | None:
+class AnswerTrees:
+    """Trees of answers of a decoder's requests: those that are ``known``, for further samples of their prompts, and the
+    keys of those that are ``growing``."""
+
+    def __init__(self) -> None:
+        self.known: Lru[Hashable, tuple[ValidityNode, Weighed]] = Lru(KEPT)
+        self.growing: set[Hashable] = set()
+
+
+def weigh(target: Target, sequence: Sequence) -> Weighed | None:
     """Find the weights of a request whose prompt has been read, and set them; None where tokens are not weighted.
 
     Raises BadInput where exact weights are demanded and cannot be had.
     """
+    steps = weighing(target, sequence, AnswerTrees())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return cast("Weighed | None", ended.value)
+
+
+def weighing(target: Target, sequence: Sequence, trees: AnswerTrees) -> Generator[None, None, Weighed | None]:
+    """The same in steps of one forward at most, so that other requests go on; a step without one waits for a tree that
+    another request grows."""
     weighting = sequence.params.weighting
     if not weighting.weighs:
         return None
     if weighting.kind == ONE_STEP:
         return Weighed(ONE_STEP)
     key = _key(sequence)
-    found = None if known is None or key is None else known.get(key)
+    while key is not None and key in trees.growing:
+        yield
+    found = None if key is None else trees.known.get(key)
     if found is None:
         tree = AnswerTree(target, sequence, weighting)
-        if not tree.grow():
+        trees.growing.add(key)
+        try:
+            met = yield from tree.grow()
+        finally:  # also where the request ends before
+            trees.growing.discard(key)
+        if not met:
             if weighting.kind == FVO:
                 return Weighed(ONE_STEP, tree.nodes)
             raise _too_many(tree)
-        validity = math.exp(tree.root.log_validity)
-        found = tree.root, Weighed(EXACT, tree.nodes, validity, tree.error)
-        if known is not None and key is not None:
-            known.put(key, found)
+        found = tree.root, Weighed(EXACT, tree.nodes, math.exp(tree.root.log_validity), tree.error)
+        if key is not None:
+            trees.known.put(key, found)
     sequence.sampler.weigh(found[0])
     return found[1]
 

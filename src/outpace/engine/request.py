@@ -285,11 +285,18 @@ class Generation:
 
     def _check_grammar(self) -> None:
         """Fail where a stop string has cut an answer short of what its grammar demands."""
-        constraint = self.request.params.constraint
-        if constraint is not None and self.stream is not None and not constraint.accepts(self.stream.text):
+        constraint, stream = self.request.params.constraint, self.stream
+        if constraint is None or stream is None:
+            return
+        try:
+            whole = constraint.accepts(stream.text)
+        except BadInput as limit:  # the grammar's engine has reached one; the requests beside this one go on
+            self.fail(limit)
+            return
+        if not whole:
             self.fail(
                 BadInput(
-                    f"the stop string {self.stream.stopped!r} cut the answer before it was complete under its grammar; "
+                    f"the stop string {stream.stopped!r} cut the answer before it was complete under its grammar; "
                     "leave the stop string out, or change the grammar"
                 )
             )

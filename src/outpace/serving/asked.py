@@ -40,8 +40,11 @@ class Asked:
     grammar: Grammar | None = None
 
 
-def options_of(asked: Asked) -> dict[str, Any]:
-    """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1."""
+def options_of(asked: Asked, most_nodes: int) -> dict[str, Any]:
+    """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1.
+
+    ``most_nodes``: what a request may score for the weights of its tokens. Raises ApiError for what is out of range.
+    """
     body = asked.body
     options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO, *_BEAMS) if getattr(body, name) is not None}
     options.setdefault("temperature", 1.0)
@@ -53,10 +56,7 @@ def options_of(asked: Asked) -> dict[str, Any]:
         own = options.get("stop", [])
         options["stop"] = [*([own] if isinstance(own, str) else own), asked.ends_with]
     if body.constraint_weighting is not None:
-        try:
-            options["constraint_weighting"] = ConstraintWeighting.read(body.constraint_weighting)
-        except BadInput as error:
-            raise ApiError(f"'constraint_weighting': {error}", param="constraint_weighting") from error
+        options["constraint_weighting"] = _weighting(body.constraint_weighting, most_nodes)
     if body.logit_bias:
         try:
             options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
@@ -67,6 +67,21 @@ def options_of(asked: Asked) -> dict[str, Any]:
     if asked.references:
         options["references"] = asked.references
     return options
+
+
+def _weighting(given: str, most_nodes: int) -> ConstraintWeighting:
+    name = "constraint_weighting"
+    try:
+        found = ConstraintWeighting.read(given)
+    except BadInput as error:
+        raise ApiError(f"'{name}': {error}", param=name) from error
+    if found.max_nodes > most_nodes:
+        raise ApiError(
+            f"'{name}': max_nodes is {found.max_nodes:,}, and this server scores {most_nodes:,} for a request at most; "
+            "lower it",
+            param=name,
+        )
+    return found
 
 
 def grammar_options(model: Model, asked: Asked, limits: GrammarLimits) -> dict[str, Any]:

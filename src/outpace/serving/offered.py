@@ -12,6 +12,7 @@ from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.registry import find_rule
 from outpace.constraints.grammar import DEFAULT_LIMITS, GrammarLimits
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import MAX_VALIDITY_NODES
 from outpace.core.lru import Lru
 from outpace.core.turns import ROUNDS
 from outpace.engine.method import Method
@@ -41,6 +42,7 @@ class Defaults:
     named: Mapping[str, Any] = field(default_factory=dict)
     grammar_limits: GrammarLimits = DEFAULT_LIMITS
     time_limit: float | None = None
+    max_validity_nodes: int = MAX_VALIDITY_NODES
 
 
 class Offered:

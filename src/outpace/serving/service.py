@@ -72,7 +72,8 @@ class Service:
         loop's thread."""
         body, model = asked.body, offered.model
         method = offered.method(body.speculation, beams=body.num_beams is not None and body.num_beams > 1)
-        options = options_of(asked) | grammar_options(model, asked, self.defaults.grammar_limits)
+        options = options_of(asked, self.defaults.max_validity_nodes)
+        options |= grammar_options(model, asked, self.defaults.grammar_limits)
         check_best_of(method, count, body)
         found: list[Request] = []
         for at, ids in enumerate(prompts):
