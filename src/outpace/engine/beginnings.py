@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation
 from outpace.targets.base import Sequence, Target
@@ -40,10 +42,11 @@ class Beginnings:
             one.metrics.cached_tokens = self._target.length(sequence.kv)
 
     def keep(self, one: Generation) -> None:
-        """Leave a copy of its K/V to the prefix cache, where the request has an owner in it."""
+        """Leave a copy of its K/V to the prefix cache, where the request has an owner in it and memory suffices."""
         owner = one.request.prefix_owner
         if self._prefixes is not None and owner is not None and one.error is None:
-            self._prefixes.keep(owner, one.sequence)
+            with suppress(MemoryError, RuntimeError):  # torch reports a lack of memory as a RuntimeError
+                self._prefixes.keep(owner, one.sequence)
 
     def recall(self, one: Generation) -> None:
         """Show the drafter the states of the K/V that another sequence lent; keep those to come if that is asked."""
