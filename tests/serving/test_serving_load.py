@@ -178,6 +178,36 @@ def test_a_defect_fails_its_requests_in_words_and_the_server_lives_on(monkeypatc
         chat(to)
 
 
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize(
+    ("error", "harmless"),
+    [
+        (KeyError("a secret"), False),
+        (RuntimeError("a secret"), False),
+        (UnicodeEncodeError("ascii", "a secret \xe9", 9, 10, "ordinal not in range"), False),
+        (OSError(28, "No space left on device"), True),
+        (MemoryError("Unable to allocate 8 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+    ],
+)
+def test_a_defects_message_is_logged_only_if_texts_are(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, harmless: bool, texts: bool
+) -> None:
+    lines: list[str] = []
+    served = service(log=Log(requests=True, texts=texts, write=lines.append))
+    [offered] = served.offered.values()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with client(served) as to:
+        monkeypatch.setattr(offered.model.target, "score", broken)
+        refused(to, 500)
+    [line] = [one for one in map(json.loads, lines) if one["event"] == "request failed"]
+    assert (line["error"], line.get("message")) == (type(error).__name__, str(error) if texts or harmless else None)
+    assert line["where"]
+
+
 def test_an_error_in_the_middle_of_a_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     served = service(log=Log(write=lambda _: None))
     [offered] = served.offered.values()

@@ -37,7 +37,7 @@ MOST_BYTES = 4 * 1024 * 1024
 
 def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
     """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
-    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=partial(_refused, service))
     if origins:
         app.add_middleware(CORSMiddleware, **cross_origin(origins))
@@ -157,11 +157,12 @@ def _about(app: FastAPI, service: Service) -> None:
     async def timeline(job: str, request: Request) -> dict[str, Any]:
         return {"id": job, "choices": service.timelines(tenant_of(request), job)}
 
-    @app.get("/health")
+    # Load balancers ask with HEAD, too.
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", response_model=None)
+    @app.api_route("/ready", methods=["GET", "HEAD"], response_model=None)
     async def ready() -> Response:
         if service.ready:
             return JSONResponse({"status": "ready"})

@@ -68,7 +68,7 @@ class Service:
         found: list[Request] = []
         for at, ids in enumerate(prompts):
             try:
-                length = length_of(offered, len(ids), asked.length)
+                length = length_of(offered, len(ids), asked)
                 one = ask(model, list(ids), None, {**options, "max_new_tokens": length, "method": method}).requests[0]
                 check_population(one, body)
                 offered.decoder.scheduler.check(one)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,7 +75,7 @@ class Tenant:
                 wait = 0.0 if allowance is None else allowance.wait(amount)
                 if wait > 0:
                     raise ApiError(
-                        f"the limit of {what} per minute is reached; try again in {wait:.0f} s",
+                        f"the limit of {what} per minute is reached; try again in {max(1, math.ceil(wait))} s",
                         429,
                         code="rate_limit_exceeded",
                         retry_after=wait,
