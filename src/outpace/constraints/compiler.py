@@ -33,6 +33,8 @@ _EXCERPT = re.compile(r"\s*(\d+ \||\^\s*$)")
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\):? ")
 _COMPILED: Lru[tuple[Grammar, GrammarLimits, str], ParsedConstraint] = Lru(KEPT)
 _LOCK = Lock()
+_COMPILING = Lock()
+"""One at a time: compiling counts seconds. Who asks for what is compiled already does not wait."""
 
 
 def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits = DEFAULT_LIMITS) -> ParsedConstraint:
@@ -44,9 +46,15 @@ def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits =
     key = (grammar, limits, tokenizer.fingerprint)
     with _LOCK:
         known = _COMPILED.get(key)
+    if known is not None:
+        return known
+    with _COMPILING:
+        with _LOCK:
+            known = _COMPILED.get(key)  # compiled while this one waited
         if known is None:
             known = ParsedConstraint(grammar, token_trie(tokenizer), limits)
-            _COMPILED.put(key, known)
+            with _LOCK:
+                _COMPILED.put(key, known)
     return known
 
 
