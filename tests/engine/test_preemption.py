@@ -117,17 +117,17 @@ def test_a_short_prompt_does_not_wait_until_a_long_one_has_been_read(other: bool
         reading.aux_hidden_state_layers = (1,)  # in a group of its own
     long = decoder.submit(Request((3,) * 1000, support.method(None), max_new_tokens=50))
     decoder.step(16)
-    for round_ in range(10):
+    for again in range(10):
         asked = Request((1, 2, 3, 4) * 4, replace(support.method(None), drafter=reading), max_new_tokens=50)
         short = decoder.submit(asked)
         before = target.length(long.sequence.kv)
-        for step in range(2):
+        for _ in range(2):
             decoder.step(16)
             if short.prompt_read:
                 break
         assert short.prompt_read
         decoder.step(16)
-        assert target.length(long.sequence.kv) - before >= 16, round_
+        assert target.length(long.sequence.kv) - before >= 16, again
         short.cancel()
     assert not long.prompt_read
 
