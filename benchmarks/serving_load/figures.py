@@ -70,6 +70,7 @@ def cell(blocks: Seq[Block], bounds: Bounds, cores: int) -> dict[str, Any]:
             "drafted": drafted,
             "accepted": sum(one.accepted for one in good),
             "rounds": rounds,
+            "requests_share": _share(sum(one.drafted > 0 for one in good), len(good)),
             "mean_acceptance_length": _share(sum(one.tokens for one in good), rounds),
         },
         "client_cpu_share": sum(block.client_cpu for block in blocks) / (sum(whole) * cores),

@@ -16,6 +16,7 @@ _COLUMNS = (
     ("TPOT p50", 9),
     ("goodput/s", 16),
     ("cached", 7),
+    ("drafted", 8),
     ("errors", 7),
 )
 
@@ -29,7 +30,7 @@ def line(name: str, one: dict[str, Any]) -> str:
     """One server's figures under one load."""
     ttft, itl = (_percentiles(one[key]) for key in ("ttft_ms", "itl_ms"))
     goodput = f"{one['goodput']['value'] or 0:.2f} ({one['goodput']['share']:.0%})"
-    cached = one["cached_share"]
+    shares = (one["cached_share"], one["speculation"]["requests_share"])
     cells = (
         _with_interval(one["tokens_per_second"]),
         f"{one['requests_per_second']['value'] or 0:.2f}",
@@ -37,7 +38,7 @@ def line(name: str, one: dict[str, Any]) -> str:
         *itl,
         _percentiles(one["tpot_ms"])[0],
         goodput,
-        "" if cached is None else f"{cached:.0%}",
+        *("" if share is None else f"{share:.0%}" for share in shares),
         str(sum(one["errors"].values())),
     )
     return f"{name:28}" + "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))

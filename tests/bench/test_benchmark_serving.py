@@ -70,6 +70,7 @@ def test_a_closed_loop_counts_what_the_server_counts(where: str) -> None:
     assert found["errors"] == {}
     assert found["later_turns"]["requests"] == 5
     assert found["speculation"]["drafted"] == 0
+    assert found["speculation"]["requests_share"] == 0
     assert found["speculation"]["rounds"] == 120
 
 

@@ -110,11 +110,13 @@ def answers(method: Method) -> list[list[int]]:
     return [one.finished().tokens for one in tickets]
 
 
-@pytest.mark.parametrize("where", ["prefill", "score", "commit", "propose", "observe"])
+@pytest.mark.parametrize("where", ["prefill", "score", "commit", "propose", "observe", "lend", "keep"])
 def test_a_defect_fails_its_requests_and_frees_what_they_held(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     made, drafter = holding()
-    run = Run(table(), max_batch=3)
-    owner: Any = drafter if where in ("propose", "observe") else run.target
+    target = table()
+    prefixes = PrefixCache(target, 1 << 20)
+    run = Run(target, prefixes if where in ("lend", "keep") else None, max_batch=3)
+    owner: Any = {"lend": prefixes, "keep": prefixes, "propose": drafter, "observe": drafter}.get(where, target)
     honest, calls = getattr(owner, where), 0
 
     def broken(*given: Any, **named: Any) -> Any:
@@ -125,7 +127,7 @@ def test_a_defect_fails_its_requests_and_frees_what_they_held(monkeypatch: pytes
         return honest(*given, **named)
 
     monkeypatch.setattr(owner, where, broken)
-    tickets = run.submit(*requests(made))
+    tickets = run.submit(*requests(made, prefix_owner="a"))
     run.ended(tickets)
     failed = [one for one in tickets if one.error is not None]
     assert 1 <= len(failed) <= 3
@@ -135,6 +137,25 @@ def test_a_defect_fails_its_requests_and_frees_what_they_held(monkeypatch: pytes
     expected = answers(made)
     for at, one in enumerate(tickets):
         assert one in failed or one.finished().tokens == expected[at]
+    assert drafter.held == []
+
+
+@pytest.mark.parametrize("lack", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_beginning_that_cannot_be_kept_costs_nobody_an_answer(
+    monkeypatch: pytest.MonkeyPatch, lack: BaseException
+) -> None:
+    made, drafter = holding()
+    target = table()
+    run = Run(target, PrefixCache(target, 1 << 20))
+
+    def broken(*given: Any) -> Any:
+        raise lack
+
+    monkeypatch.setattr(target, "kv_block", broken)
+    for _ in range(2):
+        tickets = run.submit(*requests(made, prefix_owner="a"))
+        run.ended(tickets)
+        assert [one.finished().tokens for one in tickets] == answers(made)
     assert drafter.held == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -104,6 +105,46 @@ def test_a_long_prompt_does_not_stop_answers_under_way() -> None:
         decoder.step(100)
         counts.append((len(early.tokens), target.length(late.sequence.kv)))
     assert counts == [(2 + at, min(999, 100 * (1 + at)) + (at == 9)) for at in range(10)]
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_short_prompt_does_not_wait_until_a_long_one_has_been_read(other: bool) -> None:
+    """Whatever its drafter reads; the long one gets half of the rows at least, and each step reads its rows."""
+    target = table()
+    decoder = Decoder(target)
+    reading = support.Toy(support.certain_tree(5, VOCAB), support.CERTAIN_TREE)
+    if other:
+        reading.aux_hidden_state_layers = (1,)  # in a group of its own
+    long = decoder.submit(Request((3,) * 1000, support.method(None), max_new_tokens=50))
+    decoder.step(16)
+    for again in range(10):
+        asked = Request((1, 2, 3, 4) * 4, replace(support.method(None), drafter=reading), max_new_tokens=50)
+        short = decoder.submit(asked)
+        before = target.length(long.sequence.kv)
+        for _ in range(2):
+            decoder.step(16)
+            if short.prompt_read:
+                break
+        assert short.prompt_read
+        decoder.step(16)
+        assert target.length(long.sequence.kv) - before >= 16, again
+        short.cancel()
+    assert not long.prompt_read
+
+
+def test_prompts_are_read_in_the_order_of_their_priorities() -> None:
+    target = table()
+    decoder = Decoder(target)
+    prompts = [((3,) * 400, 0), ((4,) * 300, 1), ((5,) * 20, 0), ((6,) * 100, 1)]
+    ones = [
+        decoder.submit(Request(prompt, support.method(None), max_new_tokens=500, priority=priority))
+        for prompt, priority in prompts
+    ]
+    order: list[int] = []
+    while len(order) < 4:
+        decoder.step(50)
+        order += [at for at, one in enumerate(ones) if one.prompt_read and at not in order]
+    assert order == [3, 1, 2, 0]
 
 
 def test_portions_of_a_prompt_are_chosen_by_what_is_measured() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -128,6 +130,37 @@ def test_the_bound_holds_and_what_is_lent_is_right(asked: list[tuple[int, int, i
         assert len(cache) <= 5
         # What stays is a tree: every block can be reached.
         assert _reachable(cache) == len(cache)
+    cache.shrink(0)
+    assert (cache.bytes, len(cache), cache._roots) == (0, 0, {})
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_copy_that_fails_leaves_blocks_that_can_be_lent_and_evicted(
+    monkeypatch: pytest.MonkeyPatch, states: bool
+) -> None:
+    target = table()
+    cache = PrefixCache(target, ROWS)
+    known = text(6 * BLOCK)
+    sequence = read(target, known, (1,) if states else ())
+    owner, name = (torch.Tensor, "clone") if states else (target, "kv_block")
+    honest, calls = getattr(owner, name), 0
+
+    def copy(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise MemoryError
+        return honest(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, copy)
+        with pytest.raises(MemoryError):
+            cache.keep("a", sequence)
+    layers = (1,) if states else ()
+    assert lent(cache, target, "a", known, layers) == 3 * BLOCK
+    assert _reachable(cache) == len(cache)
+    cache.keep("a", sequence)
+    assert lent(cache, target, "a", known, layers) == 5 * BLOCK
     cache.shrink(0)
     assert (cache.bytes, len(cache), cache._roots) == (0, 0, {})
 

@@ -247,6 +247,10 @@ def test_unknown_fields_are_refused_with_a_near_name(model: type[ChatRequest | C
         ("presence_penalty", 3),
         ("logit_bias", {"4": 1000}),
         ("logit_bias", {"x": 1}),
+        ("logit_bias", {"\uff11": 1}),
+        ("logit_bias", {"01": 1}),
+        ("logit_bias", {"1": 1, " 1": 2}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {"4000": 1}),
         ("top_logprobs", 50),
         ("messages", []),
@@ -316,6 +320,34 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
     assert full["usage"]["total_tokens"] == 400
 
 
+LENGTHY = [{"role": "user", "content": "x" * 500}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        (CHAT, {"max_tokens": 390}, "max_tokens", "asks for 390"),
+        (CHAT, {"max_completion_tokens": 390}, "max_completion_tokens", "asks for 390"),
+        (CHAT, {"messages": LENGTHY, "max_completion_tokens": 5}, "messages", "leaves no room"),
+        (CHAT, {"messages": LENGTHY}, "messages", "leaves no room"),
+        (COMPLETE, {"max_tokens": 399}, "max_tokens", "asks for 399"),
+        (COMPLETE, {"prompt": "x" * 500, "max_tokens": 5}, "prompt", "leaves no room"),
+        (COMPLETE, {"prompt": "x" * 500}, "prompt", "leaves no room"),
+    ],
+)
+def test_what_is_too_long_is_named(path: str, body: dict[str, Any], param: str, says: str) -> None:
+    with client() as to:
+        error = refused(to, 400, "400 tokens", says, path=path, **body)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+def test_a_completion_without_a_limit_may_fill_the_context() -> None:
+    with client() as to:
+        body = {"model": "toy", "prompt": "x" * 395, "temperature": 0, "ignore_eos": True}
+        answer = to.post(COMPLETE, json=body).json()
+    assert answer["usage"]["total_tokens"] == 400
+
+
 def test_unknown_models_and_paths() -> None:
     with client() as to:
         error = refused(to, 404, "there is no model 'toys'", "'toy'", model="toys")
@@ -328,6 +360,8 @@ def test_unknown_models_and_paths() -> None:
         assert [one["id"] for one in to.get("/v1/models").json()["data"]] == ["toy"]
         assert to.get("/v1/models/toy").json()["object"] == "model"
         assert to.get("/health").status_code == to.get("/ready").status_code == 200
+        assert to.head("/health").status_code == to.head("/ready").status_code == 200
+        assert to.get("/openapi.json").status_code == 404
 
 
 def test_ids_of_tokens_are_returned_on_request() -> None:

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from cli_support import toy
+from outpace.constraints import compiler
+from outpace.constraints.grammar import Grammar
 from outpace.core.turns import ROUNDS
+from outpace.serving import app
 from outpace.serving.answers import ChatAnswers
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
 from outpace.serving.service import Service
 from outpace.serving.tenants import Terms
-from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
+from serving_support import CHAT, COMPLETE, USER, chat, client, complete, refused, service
 
 LONG: dict[str, Any] = {"model": "toy", "messages": USER, "temperature": 0, "ignore_eos": True, "max_tokens": 300}
 
@@ -99,6 +102,7 @@ def test_who_leaves_frees_everything_within_a_round(stream: bool) -> None:
             caller.left.set()
             await running
         await until(lambda: not offered.decoder.running and not offered.decoder.waiting)
+        await until(lambda: offered.decoder._thread is None)  # and has told whom it concerns
 
     asyncio.run(leave())
     text = served.metrics.text().decode()
@@ -145,6 +149,73 @@ def test_a_full_queue_refuses_with_a_time_to_wait() -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_who_is_over_a_limit_is_refused_before_the_prompt_is_read(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    served = service(keys={"ann": Terms(key="key-of-ann", requests_per_minute=1)})
+    with client(served) as to:
+        to.headers["Authorization"] = "Bearer key-of-ann"
+        (chat if path == CHAT else complete)(to)
+        monkeypatch.setattr(type(served), "requests", lambda *_: 1 / 0)
+        monkeypatch.setattr(app, "prompt_ids", lambda *_: 1 / 0)
+        monkeypatch.setattr(app, "completion_prompts", lambda *_, **__: 1 / 0)
+        assert refused(to, 429, path=path)["code"] == "rate_limit_exceeded"
+
+
+def test_what_a_full_queue_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = service(max_batch=1, max_queue=0)
+    [offered] = served.offered.values()
+
+    async def ask() -> None:
+        first, second = Caller(served), Caller(served)
+        with standing_still():
+            running = asyncio.create_task(first.run())
+            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+            with monkeypatch.context() as patch:
+                patch.setattr(app, "prompt_ids", lambda *_: 1 / 0)
+                await second.run()
+        await running
+        assert second.sent[0]["status"] == 429
+
+    asyncio.run(ask())
+
+
+def test_grammars_of_one_tenant_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten that take long to compile, by a tenant within its limits."""
+    served = service(keys={name: Terms(key=f"key-of-{name}") for name in ("ann", "bob")})
+    over, compiling, honest = threading.Event(), [], compiler.ParsedConstraint
+
+    def slow(grammar: Grammar, *about: Any) -> Any:
+        if grammar.source.startswith("b{"):
+            compiling.append(grammar.source)
+            over.wait(30)
+        return honest(grammar, *about)
+
+    monkeypatch.setattr(compiler, "ParsedConstraint", slow)
+
+    async def ask() -> None:
+        known = [Caller(served, guided_regex="ab", ignore_eos=None, max_tokens=9) for _ in range(2)]
+        many = [Caller(served, guided_regex=f"b{{1,{at + 1}}}", ignore_eos=None, max_tokens=9) for at in range(10)]
+        plain = Caller(served, max_tokens=9)
+        for one in (*known, plain):
+            one.key = "key-of-bob"
+        for one in many:
+            one.key = "key-of-ann"
+        await known[0].run()
+        tasks = [asyncio.create_task(one.run()) for one in many]
+        try:
+            await until(lambda: bool(compiling))
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                await plain.run()
+                await known[1].run()
+        finally:
+            over.set()
+        await asyncio.gather(*tasks)
+        assert [one.sent[0]["status"] for one in (*known, plain, *many)] == [200] * 13
+
+    asyncio.run(ask())
+
+
 def test_more_answers_than_the_server_ever_takes_are_refused_for_good() -> None:
     with client(service(max_batch=2, max_queue=1)) as to:
         refused(to, 400, "asks for 4 answers", "takes 3", n=4)
@@ -176,6 +247,36 @@ def test_a_defect_fails_its_requests_in_words_and_the_server_lives_on(monkeypatc
         assert any("engine/round.py" in one for one in where)
         assert any("test_serving_load.py" in one and one.endswith("<lambda>") for one in where)
         chat(to)
+
+
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize(
+    ("error", "harmless"),
+    [
+        (KeyError("a secret"), False),
+        (RuntimeError("a secret"), False),
+        (UnicodeEncodeError("ascii", "a secret \xe9", 9, 10, "ordinal not in range"), False),
+        (OSError(28, "No space left on device"), True),
+        (MemoryError("Unable to allocate 8 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+    ],
+)
+def test_a_defects_message_is_logged_only_if_texts_are(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, harmless: bool, texts: bool
+) -> None:
+    lines: list[str] = []
+    served = service(log=Log(requests=True, texts=texts, write=lines.append))
+    [offered] = served.offered.values()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with client(served) as to:
+        monkeypatch.setattr(offered.model.target, "score", broken)
+        refused(to, 500)
+    [line] = [one for one in map(json.loads, lines) if one["event"] == "request failed"]
+    assert (line["error"], line.get("message")) == (type(error).__name__, str(error) if texts or harmless else None)
+    assert line["where"]
 
 
 def test_an_error_in_the_middle_of_a_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,10 @@ def test_limits_of_requests_and_tokens() -> None:
     with pytest.raises(ApiError, match="tokens per minute") as refusal:
         tenant.admit(1)
     assert refusal.value.headers == {"Retry-After": "51"}
-    clock.now += 51
+    clock.now += 50.8
+    with pytest.raises(ApiError, match="try again in 1 s"):
+        tenant.admit(1)
+    clock.now += 0.2
     tenant.admit(1)
 
 

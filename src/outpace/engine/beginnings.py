@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outpace.core.errors import out_of_memory
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation
 from outpace.targets.base import Sequence, Target
@@ -40,10 +41,14 @@ class Beginnings:
             one.metrics.cached_tokens = self._target.length(sequence.kv)
 
     def keep(self, one: Generation) -> None:
-        """Leave a copy of its K/V to the prefix cache, where the request has an owner in it."""
+        """Leave a copy of its K/V to the prefix cache, where the request has an owner in it and memory suffices."""
         owner = one.request.prefix_owner
         if self._prefixes is not None and owner is not None and one.error is None:
-            self._prefixes.keep(owner, one.sequence)
+            try:
+                self._prefixes.keep(owner, one.sequence)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
 
     def recall(self, one: Generation) -> None:
         """Show the drafter the states of the K/V that another sequence lent; keep those to come if that is asked."""

@@ -48,6 +48,8 @@ class Decoder:
         self._joining: list[Generation] = []
         self._reading: list[Generation] = []
         """Those whose prompts have been read in part, or whose tokens are being weighted."""
+        self._shortest_first = False
+        """Whether the step under way reads the prompts first of which the least is left."""
         self._answer_trees = AnswerTrees()
         self._weighing: dict[Generation, Generator[None, None, Weighed | None]] = {}
         """Of requests whose prompts have been read: the steps to the weights of their tokens."""
@@ -239,7 +241,7 @@ class Decoder:
 
     def _read(self, prefill_rows: int | None) -> None:
         """Read prompts, ``prefill_rows`` of their rows at most; requests whose prompt has been read become active."""
-        self._prefill(self._reading, prefill_rows)
+        self._prefill(self._in_turn() if prefill_rows else self._reading, prefill_rows)
         for one in [one for one in self._weighing if one not in self._reading]:
             self._weighing.pop(one).close()  # it has ended, or was taken out
         for one in [one for one in self._reading if self._is_read(one)]:
@@ -251,6 +253,13 @@ class Decoder:
             self._beginnings.keep(one)
             if one.group is not None:
                 one.group.open(self.target)
+
+    def _in_turn(self) -> list[Generation]:
+        """Requests in the order in which this step reads their prompts: by priority, then by turns the shortest and the
+        oldest first. A short prompt does not wait until a long one has been read, which gets half of the rows."""
+        self._shortest_first = not self._shortest_first
+        by_turn = self._unread if self._shortest_first else lambda _: 0
+        return sorted(self._reading, key=lambda one: (-one.request.priority, by_turn(one)))
 
     def _weigh(self, one: Generation) -> bool:
         """One step to the weights of the tokens that its grammar allows; whether that was the last.
@@ -271,14 +280,19 @@ class Decoder:
         return True
 
     def _is_read(self, one: Generation) -> bool:
-        return self.target.length(one.sequence.kv) >= len(one.sequence.tokens) - 1
+        return self._unread(one) == 0
+
+    def _unread(self, one: Generation) -> int:
+        """Tokens, all but the last, of which there is no K/V yet."""
+        return max(0, len(one.sequence.tokens) - 1 - self.target.length(one.sequence.kv))
 
     def _prefill(self, generations: Seq[Generation], most: int | None = None) -> None:
-        """K/V of all their tokens but the last, ``most`` of them; None: all."""
-        for layers, members in grouped(generations, _layers_to_read):
-            if most == 0:
-                return
-            before = sum(self.target.length(one.sequence.kv) for one in members)
+        """K/V of all their tokens but the last, ``most`` of them, in this order; None: all."""
+        rows, left = dict[int, int](), most
+        for one in generations:
+            rows[id(one)] = self._unread(one) if left is None else min(self._unread(one), left)
+            left = None if left is None else left - rows[id(one)]
+        for layers, members in grouped([one for one in generations if rows[id(one)]], _layers_to_read):
             owners = {id(one.sequence): one for one in members}
 
             def hand_over(
@@ -289,9 +303,9 @@ class Decoder:
                 if sequence.states is not None:
                     sequence.states.add(states)
 
-            self.target.prefill([one.sequence for one in members], layers, hand_over if layers else None, most)
-            if most is not None:
-                most -= sum(self.target.length(one.sequence.kv) for one in members) - before
+            # Only the last in order may be read in part: of a group's rows each member gets its own.
+            share = None if most is None else sum(rows[id(one)] for one in members)
+            self.target.prefill([one.sequence for one in members], layers, hand_over if layers else None, share)
 
     def _leave_finished(self) -> None:
         self._leave([one for one in (*self.active, *self._reading) if one.finish_reason is not None])

@@ -102,13 +102,14 @@ class PrefixCache:
             states = None
         node = self._roots.setdefault(owner, _Node(None, ()))
         path = list[_Node]()
-        for start in range(0, held, BLOCK):
-            node = self._child(node, tuple(sequence.tokens[start : start + BLOCK]), sequence.kv, start, states)
-            path.append(node)
-        for one in path:
-            self._recent[one] = owner
-        self._touch(path)
-        self.shrink(self.most_bytes)
+        try:
+            for start in range(0, held, BLOCK):
+                key = tuple(sequence.tokens[start : start + BLOCK])
+                node = self._child(owner, node, key, sequence.kv, start, states)
+                path.append(node)
+        finally:  # also where memory does not suffice for a copy: blocks before it are known, and may be evicted
+            self._touch(path)
+            self.shrink(self.most_bytes)
 
     def shrink(self, most_bytes: int) -> None:
         """Let blocks go, the least recently used first, until at most so many bytes are left."""
@@ -128,12 +129,16 @@ class PrefixCache:
             del self._recent[node]
             self.bytes -= node.bytes
 
-    def _child(self, parent: _Node, key: tuple[int, ...], kv: Any, start: int, states: States | None) -> _Node:
+    def _child(
+        self, owner: str, parent: _Node, key: tuple[int, ...], kv: Any, start: int, states: States | None
+    ) -> _Node:
         node = parent.children.get(key)
         if node is None:
-            node = parent.children[key] = _Node(parent, key, self._target.kv_block(kv, start, start + BLOCK))
+            node = _Node(parent, key, self._target.kv_block(kv, start, start + BLOCK))
             node.bytes = _size(node.kv)
             self.bytes += node.bytes
+            parent.children[key] = node
+            self._recent[node] = owner
         if states is not None and not node.holds(states.layers):
             for layer, rows in states.rows(start, start + BLOCK).items():
                 if layer not in node.states:

@@ -113,12 +113,16 @@ class Scheduler:
                 f"{bound:,}. Shorten the prompt, or raise the bound"
             )
 
-    def add(self, tickets: Seq[Ticket], running: Seq[Ticket]) -> None:
-        """Let requests wait for their turn. Raises QueueFull, and then none of them waits."""
+    def check_room(self, count: int, running: Seq[Ticket]) -> None:
+        """Raise QueueFull where so many more requests could not wait now."""
         most = self.limits.max_queue
         free = max(0, self.limits.max_batch - len(running)) if not self.waiting else 0
-        if most is not None and len(self.waiting) + len(tickets) > most + free:
+        if most is not None and len(self.waiting) + count > most + free:
             raise QueueFull(len(self.waiting), self.retry_after())
+
+    def add(self, tickets: Seq[Ticket], running: Seq[Ticket]) -> None:
+        """Let requests wait for their turn. Raises QueueFull, and then none of them waits."""
+        self.check_room(len(tickets), running)
         if not self.waiting and not running:
             # Nobody is there: nobody is owed anything. A tenant that was served alone for a day must not wait for as
             # long when another comes.

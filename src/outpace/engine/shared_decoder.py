@@ -121,8 +121,7 @@ class SharedDecoder:
             inner._work()
             return tickets
         with self._changing:
-            if self._closed:
-                raise Closed("no more requests are taken: this process is shutting down")
+            self._check_open()
             self.scheduler.add(tickets, self._running)
             for ticket in tickets:
                 ticket.timeline.append(("waiting", 0.0))
@@ -133,6 +132,16 @@ class SharedDecoder:
                 self._thread = threading.Thread(target=self._work, name="outpace", daemon=True)
                 self._thread.start()
         return tickets
+
+    def check_room(self) -> None:
+        """Raise QueueFull or Closed where :meth:`submit` would refuse any request now."""
+        with self._changing:
+            self._check_open()
+            self.scheduler.check_room(1, self._running)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("no more requests are taken: this process is shutting down")
 
     def stop(self) -> None:
         """Cancel everything and wait until the step under way has ended."""

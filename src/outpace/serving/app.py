@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence as Seq
 from functools import partial
 from typing import Any
@@ -21,9 +20,11 @@ from outpace.models.base import ChatTokenizer
 from outpace.serving.answers import ChatAnswers, CompletionAnswers
 from outpace.serving.asked import Asked
 from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
+from outpace.serving.constrained import has_grammar
 from outpace.serving.errors import ApiError, api_error
 from outpace.serving.fields import refusal
 from outpace.serving.guard import Guard, about, tenant_of
+from outpace.serving.preparing import prepared
 from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
 from outpace.serving.service import Service
@@ -37,7 +38,7 @@ MOST_BYTES = 4 * 1024 * 1024
 
 def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
     """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
-    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=partial(_refused, service))
     if origins:
         app.add_middleware(CORSMiddleware, **cross_origin(origins))
@@ -67,23 +68,29 @@ def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> Response:
         tenant = tenant_of(request)
+        service.check(tenant, asked.model)
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
             raise ApiError("max_tokens and max_completion_tokens are the same limit; give one", param="max_tokens")
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
         length = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
-        offered = await asyncio.to_thread(
-            chosen_model, service, asked, length, lambda one: prompt_ids(one, asked, tool_parser(one, asked))
+        offered = await prepared(
+            tenant,
+            lambda: chosen_model(service, asked, length, lambda one: prompt_ids(one, asked, tool_parser(one, asked))),
         )
         tokenizer = offered.model.tokenizer
         logprobs = asked.top_logprobs or 0 if asked.logprobs else None
         references = (joined(asked.prediction.content),) if asked.prediction else ()
         parser = tool_parser(tokenizer, asked)
-        grammar = await asyncio.to_thread(tool_grammar, tokenizer, offered_tools(asked), parser) if parser else None
+        tools = offered_tools(asked) if parser else []
+        demanding = has_grammar(asked) or bool(parser and parser.forced) or any(one.function.strict for one in tools)
+        grammar = await prepared(tenant, lambda: tool_grammar(tokenizer, tools, parser), grammar=demanding)
         ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
         what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
-        requests = await asyncio.to_thread(
-            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1)
+        requests = await prepared(
+            tenant,
+            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1),
+            grammar=demanding,
         )
         usages = _usages(asked)
         job = service.admit(offered, tenant, requests, "chatcmpl", asked.n)
@@ -93,6 +100,7 @@ def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
     async def complete(asked: CompletionRequest, request: Request) -> Response:
         tenant = tenant_of(request)
+        service.check(tenant, asked.model)
         n = asked.n or 1
         best_of = n if asked.best_of is None else asked.best_of
         if best_of < n:
@@ -114,10 +122,12 @@ def _texts(app: FastAPI, service: Service) -> None:
         def read(tokenizer: ChatTokenizer) -> tuple[list[list[int]], list[str]]:
             return completion_prompts(tokenizer, asked.prompt, echo=bool(asked.echo))
 
-        offered = await asyncio.to_thread(chosen_model, service, asked, what.length, lambda one: read(one)[0][0])
+        offered = await prepared(tenant, lambda: chosen_model(service, asked, what.length, lambda one: read(one)[0][0]))
         tokenizer = offered.model.tokenizer
-        prompts, texts = await asyncio.to_thread(read, tokenizer)
-        requests = await asyncio.to_thread(service.requests, offered, what, prompts, best_of)
+        prompts, texts = await prepared(tenant, lambda: read(tokenizer))
+        requests = await prepared(
+            tenant, lambda: service.requests(offered, what, prompts, best_of), grammar=has_grammar(asked)
+        )
         job = service.admit(offered, tenant, requests, "cmpl", asked.n)
         shown = texts if asked.echo else None
         answers = CompletionAnswers(
@@ -157,11 +167,12 @@ def _about(app: FastAPI, service: Service) -> None:
     async def timeline(job: str, request: Request) -> dict[str, Any]:
         return {"id": job, "choices": service.timelines(tenant_of(request), job)}
 
-    @app.get("/health")
+    # Load balancers ask with HEAD, too.
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", response_model=None)
+    @app.api_route("/ready", methods=["GET", "HEAD"], response_model=None)
     async def ready() -> Response:
         if service.ready:
             return JSONResponse({"status": "ready"})

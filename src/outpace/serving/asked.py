@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,13 @@ from outpace.model import Model
 from outpace.serving.constrained import grammar_of
 from outpace.serving.errors import ApiError
 from outpace.serving.offered import Offered
-from outpace.serving.schemas import Common
+from outpace.serving.schemas import ChatRequest, Common
 from outpace.serving.tenants import Tenant
 
 _OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 _ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_TOKEN_ID = re.compile(r"-?(0|[1-9][0-9]{0,8})")
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping")
 
 
@@ -58,10 +61,9 @@ def options_of(asked: Asked, most_nodes: int) -> dict[str, Any]:
     if body.constraint_weighting is not None:
         options["constraint_weighting"] = _weighting(body.constraint_weighting, most_nodes)
     if body.logit_bias:
-        try:
-            options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-        except ValueError:
-            raise ApiError("'logit_bias': its keys must be token ids", param="logit_bias") from None
+        if not all(_TOKEN_ID.fullmatch(token) for token in body.logit_bias):
+            raise ApiError("'logit_bias': its keys must be token ids, such as \"42\"", param="logit_bias")
+        options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if asked.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": asked.logprobs}
     if asked.references:
@@ -100,19 +102,28 @@ def grammar_options(model: Model, asked: Asked, limits: GrammarLimits) -> dict[s
     return {"grammar": grammar, "grammar_limits": limits}
 
 
-def length_of(offered: Offered, prompt: int, asked: int | None) -> int:
+def length_of(offered: Offered, prompt: int, asked: Asked) -> int:
     """New tokens of an answer to a prompt of so many tokens. Raises ApiError where they do not fit the context."""
     context = offered.model.target.context_length
     room = context - prompt
-    if room < 1 or (asked is not None and asked > room):
-        more = f" and asks for {asked} new ones" if asked is not None else ""
+    has = f"the context of model '{offered.id}' has {context} tokens, and the prompt has {prompt}"
+    body, code = asked.body, "context_length_exceeded"
+    if room < 1:
+        param = "messages" if isinstance(body, ChatRequest) else "prompt"
+        raise ApiError(f"{has}, which leaves no room for an answer. Shorten the prompt", param=param, code=code)
+    limit = limit_given(body)
+    if limit is not None and asked.length is not None and asked.length > room:
         raise ApiError(
-            f"the context of model '{offered.id}' has {context} tokens; the prompt has {prompt}{more}. Shorten the "
-            "prompt, or ask for fewer tokens",
-            param="messages" if asked is None else "max_tokens",
-            code="context_length_exceeded",
+            f"{has}. '{limit}' asks for {asked.length} new ones, of which {room} fit: lower it, or shorten the prompt",
+            param=limit,
+            code=code,
         )
-    return room if asked is None else asked
+    return room if asked.length is None else min(asked.length, room)
+
+
+def limit_given(body: Common) -> str | None:
+    """The field by which a call limits the new tokens, if it does."""
+    return next((one for one in _LIMITS if getattr(body, one, None) is not None), None)
 
 
 def priority_of(asked: Asked) -> int:

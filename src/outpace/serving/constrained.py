@@ -49,6 +49,14 @@ def grammar_of(body: Common) -> tuple[Grammar, str] | None:
     return None if grammar is None else (grammar, field)
 
 
+def has_grammar(body: Common) -> bool:
+    """Whether a field of the request asks for answers of a certain form."""
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        return True
+    fields = ("structured_outputs", *(f"guided_{name}" for name in _MAKERS))
+    return any(getattr(body, name) is not None for name in fields)
+
+
 def _response_format(given: Mapping[str, Any]) -> Grammar:
     """OpenAI's ``response_format``; a schema holds strictly, whether ``strict`` is asked for or not."""
     kind = given.get("type")

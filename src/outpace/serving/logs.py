@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from outpace.core.errors import OutpaceError, out_of_memory
+
 _FRAMES = 16
 """Of a defect's stack, the innermost."""
 
@@ -34,10 +36,15 @@ class Log:
             self._line("info", "refused", {**fields, "message": message if self.texts else None})
 
     def failure(self, event: str, error: BaseException) -> None:
-        """A defect, or the machine's fault; with the places in the code, which hold nothing of a request."""
+        """A defect, or the machine's fault; with the places in the code, which hold nothing of a request.
+
+        Messages may repeat what was asked, unless the system or the interpreter has written them.
+        """
+        shown = self.texts or isinstance(error, OSError | ArithmeticError | OutpaceError) or out_of_memory(error)
         frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
         where = [f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno} {one.name}" for one in frames]
-        self._line("error", event, {"error": type(error).__name__, "message": str(error), "where": where or None})
+        message = str(error) if shown else None
+        self._line("error", event, {"error": type(error).__name__, "message": message, "where": where or None})
 
     def event(self, event: str, **fields: Any) -> None:
         """Something about the server itself."""

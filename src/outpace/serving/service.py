@@ -67,6 +67,13 @@ class Service:
             raise ApiError(f"there is no model '{name}'; {hint}", 404, param="model", code="model_not_found")
         return found
 
+    def check(self, tenant: Tenant, model: str) -> None:
+        """Raise ApiError, QueueFull or Closed for a call that would be refused now whatever it asks for: before its
+        prompt is read. On the event loop."""
+        tenant.check()
+        if (offered := self.offered.get(model)) is not None:
+            offered.decoder.check_room()
+
     def requests(self, offered: Offered, asked: Asked, prompts: Seq[Seq[int]], count: int) -> list[Request]:
         """``count`` requests for each prompt, checked, with consecutive seeds. May take a while: not for the event
         loop's thread."""
@@ -78,7 +85,7 @@ class Service:
         found: list[Request] = []
         for at, ids in enumerate(prompts):
             try:
-                length = length_of(offered, len(ids), asked.length)
+                length = length_of(offered, len(ids), asked)
                 one = ask(model, list(ids), None, {**options, "max_new_tokens": length, "method": method}).requests[0]
                 check_population(one, body)
                 offered.decoder.scheduler.check(one)

@@ -7,8 +7,10 @@ comment). In place of a key may stand ``sha256:`` and its SHA-256 digest in hexa
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,23 +67,33 @@ class Tenant:
         self._requests = Allowance(terms.requests_per_minute, clock) if terms and terms.requests_per_minute else None
         self._tokens = Allowance(terms.tokens_per_minute, clock) if terms and terms.tokens_per_minute else None
         self._changing = Lock()
+        self.grammars = asyncio.Lock()
+        """Held while a grammar of the tenant's is compiled: others wait, so that those of other tenants need not."""
 
     def admit(self, prompt_tokens: int) -> None:
         """Count a request. Raises ApiError 429, and counts nothing, where the tenant's limits do not allow it now."""
         with self._changing:
-            amounts = [(self._requests, 1, "requests"), (self._tokens, max(1, prompt_tokens), "tokens")]
-            for allowance, amount, what in amounts:
-                wait = 0.0 if allowance is None else allowance.wait(amount)
-                if wait > 0:
-                    raise ApiError(
-                        f"the limit of {what} per minute is reached; try again in {wait:.0f} s",
-                        429,
-                        code="rate_limit_exceeded",
-                        retry_after=wait,
-                    )
-            for allowance, amount, _ in amounts:
-                if allowance is not None:
-                    allowance.take(amount)
+            self._check(max(1, prompt_tokens))
+            if self._requests is not None:
+                self._requests.take(1)
+            if self._tokens is not None:
+                self._tokens.take(max(1, prompt_tokens))
+
+    def check(self) -> None:
+        """Raise ApiError 429 where the tenant's limits allow no request now, however short."""
+        with self._changing:
+            self._check(1)
+
+    def _check(self, tokens: int) -> None:
+        for allowance, amount, what in ((self._requests, 1, "requests"), (self._tokens, tokens, "tokens")):
+            wait = 0.0 if allowance is None else allowance.wait(amount)
+            if wait > 0:
+                raise ApiError(
+                    f"the limit of {what} per minute is reached; try again in {max(1, math.ceil(wait))} s",
+                    429,
+                    code="rate_limit_exceeded",
+                    retry_after=wait,
+                )
 
     def give_back(self, prompt_tokens: int) -> None:
         """A request that was counted could not be taken: it counts no longer."""

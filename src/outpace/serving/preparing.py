@@ -1,0 +1,25 @@
+"""Threads in which calls are prepared, beside the event loop.
+
+Grammars, which may take seconds, have threads of their own, one for a tenant at a time: whoever sends many holds up
+nobody else's prompts, and nobody else's grammars.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from outpace.serving.tenants import Tenant
+
+T = TypeVar("T")
+_GRAMMARS = ThreadPoolExecutor(4, "outpace-grammars")
+
+
+async def prepared(tenant: Tenant, work: Callable[[], T], *, grammar: bool = False) -> T:
+    """What ``work`` returns, called in another thread; ``grammar``: whether it may compile one."""
+    if not grammar:
+        return await asyncio.to_thread(work)
+    async with tenant.grammars:
+        return await asyncio.get_running_loop().run_in_executor(_GRAMMARS, work)
