@@ -68,6 +68,7 @@ def test_the_command(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert options["--model"] == folder
     assert options["--served-model-name"] == folder
     assert (options["--port"], options["--max-num-seqs"]) == ("8123", "4")
+    assert options["--shutdown-timeout"] == "30"  # vLLM's own default cuts running answers
     assert json.loads(options["--speculative-config"]) == found["speculative_config"]
     assert found["speculative_config"]["method"] == "ngram"
     assert any("min_p and logit_bias" in note for note in found["notes"])
