@@ -26,7 +26,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from outpace.core.errors import BadInput, shortened
-from outpace.core.loopback import urlopen
 from outpace.models.quiet import one_line
 from outpace.targets.base import Target
 from outpace.training.answers import PromptTokens
@@ -176,7 +175,7 @@ class StateServer:
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         for pause in _PAUSES:
             try:
-                with urlopen(request, timeout=_PATIENCE) as reply:
+                with urllib.request.urlopen(request, timeout=_PATIENCE) as reply:
                     found = json.loads(reply.read())
                 break
             except urllib.error.HTTPError as error:
