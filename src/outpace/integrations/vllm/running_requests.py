@@ -96,11 +96,11 @@ class RunningRequests:
         else:
             self._by_id[name] = one
 
-    def gone(self, names: Iterable[str] | None, kept: Container[str] = ()) -> list[Running]:
-        """Requests that have ended, which are forgotten now. ``names``: of all in the batch; ``kept``: of those that the
-        engine knows, among them some that it has preempted."""
+    def gone(self, names: Iterable[str] | None, known: Container[str] = ()) -> list[Running]:
+        """Requests that have ended, which are forgotten now. ``names``: of all in the batch; ``known``: of all that the
+        engine knows, with those that it has preempted."""
         if names is not None:
-            return [self._by_id.pop(name) for name in self._by_id.keys() - set(names) if name not in kept]
+            return [self._by_id.pop(name) for name in self._by_id.keys() - set(names) if name not in known]
         left: list[Running] = []
         if self._unnamed and (len(self._unnamed) > self._most or self._calls % 64 == 0):
             self._unnamed.sort(key=lambda one: -one.seen)
