@@ -343,6 +343,7 @@ def test_the_command(cli: Run, honest: str, tmp_path: Path) -> None:
     refused(cli("certify", "--endpoint", honest, "--level", "greedy"), "--level")
     refused(cli("certify", "pld", "--baseline", honest), "--endpoint")
     refused(cli("certify", "pld", "--vllm-python", "python"), "--engine vllm")
+    refused(cli("certify", "pld", "--no-plugin"), "--engine vllm")
     refused(cli("certify", "pld", "--engine", "vlm"), "did you mean 'vllm'?")
     refused(cli("certify", "--engine", "vllm", "--endpoint", honest), "not both")
     refused(cli("certify", "--engine", "vllm", "--vllm-python", str(tmp_path / "none")), "there is no file")
