@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with http.server.HTTPServer(("127.0.0.1", 0), Proxy) as listening:
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
+        monkeypatch.setattr(urllib.request, "_opener", None)  # which keeps the proxies of its first request
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listening.server_port}")
         try:
             yield
