@@ -1,7 +1,7 @@
 """Lookup methods inside vLLM: outpace's Proposer beside vLLM's own n-gram and suffix decoding.
 
     python benchmarks/engine_lookup.py --json out/engine_lookup.json
-    python benchmarks/engine_lookup.py --eager --only ngram,suffix,recycling,merge,cacheback --loads copy,code
+    python benchmarks/engine_lookup.py --eager --only ngram,suffix,pld,recycling,merge,cacheback --loads copy,code
     python benchmarks/engine_lookup.py --batch 4 --only suffix,sam --tokens 64
 
 All servers run at the same time on one thread each and take turns: every prompt goes to each of them, in an order that
@@ -44,6 +44,7 @@ ROWS: dict[str, tuple[dict[str, Any] | None, ProposerOptions | None]] = {
     "plain": (None, None),
     "ngram": (NGRAM, None),
     "suffix": (SUFFIX, None),
+    "pld": (OURS, ProposerOptions(method="pld")),
     "sam": (OURS, ProposerOptions(method="sam")),
     "cascade": (OURS, ProposerOptions(method="cascade", settings={"parts": ["sam", "cacheback"]})),
     "cacheback": (OURS, ProposerOptions(method="cacheback")),

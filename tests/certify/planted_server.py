@@ -24,7 +24,8 @@ Json = dict[str, Any]
 class Planted:
     """``bias``: how often a token after the first is the most likely one, unasked. ``wrong``: at which position greedy
     answers go wrong. ``forgets``: log-probabilities after the first token are of a prefix without the prompt.
-    ``delay``: seconds before an answer; ``drips``: before each twenty bytes of it."""
+    ``delay``: seconds before an answer; ``drips``: before each twenty bytes of it. ``metrics``: those of vLLM, none, or
+    this text."""
 
     weights: int = 3
     bias: float = 0.0
@@ -44,6 +45,7 @@ class Planted:
     formats: str = "refused"
     fixed_seed: bool = False
     drafted: bool = True
+    metrics: bool | str = True
     asked: list[Json] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -146,7 +148,9 @@ def running(server: Planted) -> Iterator[str]:
         wbufsize = -1  # header and body in one packet
 
         def do_GET(self) -> None:
-            if self.path == "/metrics":
+            if self.path == "/metrics" and server.metrics is not True:
+                self.send(200 if server.metrics else 404, (server.metrics or "").encode())
+            elif self.path == "/metrics":
                 lines = f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {server.drafts}.0\n'
                 lines += f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {server.drafts // 2}.0\n'
                 self.send(200, lines.encode())

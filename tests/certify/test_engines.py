@@ -37,7 +37,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(scope="module")
 def honest() -> Iterator[str]:
     """A lossless server, which is also the baseline of others."""
-    with planted() as address:
+    with planted(drafted=False) as address:
         yield address
 
 
@@ -159,7 +159,7 @@ def test_wrong_greedy_answers_are_refused_and_near_ties_are_not(honest: str) -> 
     assert found.first_difference is not None and found.first_difference["position"] == 7
     assert found.first_difference["gap"] > found.first_difference["noise"]
     assert alone.lossless is False and "greedy" in alone.verdict
-    with planted(wrong=7, logprobs=0) as address, planted(logprobs=0) as base:
+    with planted(wrong=7, logprobs=0) as address, planted(logprobs=0, drafted=False) as base:
         unknown = certified(address, base, temperature=0.0)
     assert unknown.lossless is None and unknown.inconclusive
     assert "no log-probabilities" in unknown.verdict
@@ -167,7 +167,7 @@ def test_wrong_greedy_answers_are_refused_and_near_ties_are_not(honest: str) -> 
 
 def test_a_tie_is_told_from_a_bug() -> None:
     """Two tokens of equal probability everywhere: taking the other one is a near tie."""
-    one, other = Planted(), Planted(wrong=7, wrong_rank=1)
+    one, other = Planted(drafted=False), Planted(wrong=7, wrong_rank=1)
     for server in (one, other):
         table = server.table
 
@@ -343,6 +343,7 @@ def test_the_command(cli: Run, honest: str, tmp_path: Path) -> None:
     refused(cli("certify", "--endpoint", honest, "--level", "greedy"), "--level")
     refused(cli("certify", "pld", "--baseline", honest), "--endpoint")
     refused(cli("certify", "pld", "--vllm-python", "python"), "--engine vllm")
+    refused(cli("certify", "pld", "--no-plugin"), "--engine vllm")
     refused(cli("certify", "pld", "--engine", "vlm"), "did you mean 'vllm'?")
     refused(cli("certify", "--engine", "vllm", "--endpoint", honest), "not both")
     refused(cli("certify", "--engine", "vllm", "--vllm-python", str(tmp_path / "none")), "there is no file")

@@ -209,6 +209,21 @@ def test_vllm_as_the_engine_of_replicas(
     assert json.loads(command[command.index("--speculative-config") + 1])["method"] == "ngram"
 
 
+def test_a_configuration_file_may_ask_for_more_than_this_machine_has(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """The application is built on one machine of the cluster, and replicas run on all of them."""
+    from outpace.cli import ray_app
+    from outpace.integrations.ray import ingress_deployment
+
+    install(monkeypatch, "2.60.0")
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    found: list[Any] = []
+    monkeypatch.setattr(ingress_deployment, "ingress_application", lambda *given, **_: found.append(given))
+    ray_app.app({"options": "--model smollm2 --threads 1", "replicas": "999"})
+    [(_, how)] = found
+    assert (how.scale.most, how.cpus) == (999, 1)
+    refused(run("serve", "--ray", "--replicas", "999", "--threads", "1", "--port", "0"), "need 999 CPUs")
+
+
 def test_what_vllm_as_the_engine_of_replicas_refuses(
     run: Run, monkeypatch: pytest.MonkeyPatch, vllm: str, folder: str
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,10 @@ import pytest
 import outpace.loading
 from cli_support import Run, refused, runner
 from layouts_support import head_of, written
-from outpace.cli import main
+from outpace.cli import certify_vllm, main
 from outpace.heads.checkpoint import save
 from outpace.integrations.vllm import interpreter
+from outpace.integrations.vllm.command import Launch
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.model import Model
 from outpace.models.gguf_cache import cache_dir
@@ -68,6 +71,7 @@ def test_the_command(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert options["--model"] == folder
     assert options["--served-model-name"] == folder
     assert (options["--port"], options["--max-num-seqs"]) == ("8123", "4")
+    assert options["--shutdown-timeout"] == "30"  # vLLM's own default cuts running answers
     assert json.loads(options["--speculative-config"]) == found["speculative_config"]
     assert found["speculative_config"]["method"] == "ngram"
     assert any("min_p and logit_bias" in note for note in found["notes"])
@@ -258,3 +262,26 @@ def test_the_shipped_heads(
         if kind != "draft-lm":
             served = found["command"][found["command"].index("--model") + 1]
             assert described["speculators_config"]["verifier"]["name_or_path"] == served
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_what_a_certificate_starts(plugin: bool, run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both servers alike, with no longer a context than the model has, and without the plug-in if so asked."""
+    has("0.32.0", monkeypatch)
+    (Path(folder) / "config.json").write_text('{"max_position_embeddings": 512}')
+    started: list[Launch] = []
+
+    @contextmanager
+    def running(start: Launch) -> Iterator[str]:
+        started.append(start)
+        yield "http://127.0.0.1:9"
+
+    monkeypatch.setattr(certify_vllm, "_running", running)
+    given = ("certify", "--engine", "vllm", "--model", folder, *(() if plugin else ("--no-plugin",)))
+    refused(run(*given, "pld"), "nothing answers at http://127.0.0.1:9")
+    for start in started:
+        assert start.command[start.command.index("--max-model-len") + 1] == "512"
+        assert ("PYTHONPATH" in start.variables) is plugin
+    assert [one.speculation.config is None for one in started] == [False, True]
+    if not plugin:
+        refused(run(*given, "cacheback"), "--no-plugin: the plug-in drafts for method 'cacheback'")

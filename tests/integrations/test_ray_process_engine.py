@@ -14,13 +14,16 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from outpace.core.errors import BadInput
+from outpace.integrations.ray import process_engine, process_progress, replica
 from outpace.integrations.ray.messages import Call, Head, Message, ReplicaLost, collected
 from outpace.integrations.ray.process_engine import ProcessEngine, replica_command
 from outpace.integrations.ray.replica import Unhealthy
 
 SERVER = """
-    import json, os, sys
+    import json, os, sys, time
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    figures = {"asked": 0, "steps": False, "mute": False}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -28,18 +31,36 @@ SERVER = """
         def log_message(self, *_):
             pass
 
+        def do_GET(self):
+            figures["asked"] += 1
+            if figures["mute"]:
+                time.sleep(60)
+            steps = figures["asked"] if figures["steps"] else 0
+            body = b"vllm:iteration_tokens_total_count %d\\nprocess_cpu_seconds_total %d\\n" % (steps, figures["asked"])
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if asked.get("die"):
                 os._exit(3)
+            if "hang" in asked:
+                figures.update(asked["hang"])
+                time.sleep(60)
             self.send_response(asked.get("status", 200))
             if asked.get("stream"):
                 self.send_header("content-type", "text/event-stream")
                 self.send_header("connection", "close")
                 self.end_headers()
                 for number in range(3):
-                    self.wfile.write(b"data: %d\\n\\n" % number)
-                    self.wfile.flush()
+                    words = b", not data: or data: [DONE]" if asked.get("words") else b""
+                    event = b"data: %d%s\\n\\n" % (number, words)
+                    for at in range(0, len(event), step := asked.get("bytes", len(event))):
+                        self.wfile.write(event[at : at + step])
+                        self.wfile.flush()
+                        time.sleep(0.01)
                     if asked.get("cut") == number:
                         os._exit(3)
                 self.wfile.write(b"data: [DONE]\\n\\n")
@@ -88,6 +109,57 @@ def test_streams_and_errors_pass(engine: ProcessEngine) -> None:
     assert streamed.head.streams
     assert streamed.body == b"data: 0\n\ndata: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
     assert asyncio.run(collected(engine.ask(call(status=429), "r0"))).head.status == 429
+
+
+def test_events_are_counted_and_not_their_words(engine: ProcessEngine) -> None:
+    *_, tail = asyncio.run(messages(engine, call(stream=True, words=True, bytes=3)))
+    assert getattr(tail, "completion_tokens", 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("hang", "stuck"), [({}, True), ({"mute": True}, True), ({"steps": True}, False)], ids=["engine", "server", "works"]
+)
+def test_a_process_that_does_not_go_on_is_not_well(
+    hang: dict[str, bool], stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, and may even answer, but nothing comes of its requests."""
+    monkeypatch.setattr(process_engine, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(process_progress, "_PATIENCE", 0.2)
+    monkeypatch.setattr(replica, "STUCK_SECONDS", 1.0)
+    engine = ProcessEngine([sys.executable, "-c", textwrap.dedent(SERVER)])
+
+    async def idle() -> None:
+        await asyncio.sleep(2.0)
+        engine.check()
+
+    try:
+        asyncio.run(idle())
+        running = engine.ask(call(hang=hang), "r0")
+
+        async def while_it_runs() -> None:
+            waiting = asyncio.ensure_future(anext(aiter(running)))
+            await asyncio.sleep(2.0)
+            try:
+                engine.check()
+            finally:
+                waiting.cancel()
+
+        if stuck:
+            with pytest.raises(Unhealthy, match="no step has ended"):
+                asyncio.run(while_it_runs())
+        else:
+            asyncio.run(while_it_runs())
+    finally:
+        engine._process.kill()
+        engine.close()
+
+
+def test_a_process_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_engine, "_CLOSE_SECONDS", 0.3)
+    ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    engine = ProcessEngine([sys.executable, "-c", ignoring + textwrap.dedent(SERVER)])
+    engine.close()
+    assert engine._process.returncode == -9
 
 
 def test_a_process_that_dies_is_a_lost_replica_and_not_well(engine: ProcessEngine) -> None:

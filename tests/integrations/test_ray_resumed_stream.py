@@ -84,6 +84,25 @@ def test_a_refusal_and_too_many_deaths_end_it_too() -> None:
     assert isinstance(played(*(scripted(dies=True) for _ in range(3)))[2], ReplicasLost)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}],
+    ids=lambda one: next(iter(one)),
+)
+def test_what_is_more_than_text_is_not_sent_twice(more: dict[str, Any]) -> None:
+    """A model's reasoning has no content, so nothing shows how much of it the caller has."""
+    begun = [*BEGUN[:2], event(**more)]
+    _, events, error = played(scripted(*begun, dies=True), scripted(*stream("ab")))
+    assert isinstance(error, StreamBroken)
+    assert len(events) == 2
+
+
+def test_fields_without_a_value_are_nothing_more() -> None:
+    begun = [*BEGUN[:2], event("ab", reasoning=None, tool_calls=[])]
+    text, _, error = played(scripted(*begun, dies=True), scripted(*stream("abc")))
+    assert (text, error) == ("abc", None)
+
+
 def test_which_requests_go_on() -> None:
     plain = {"stream": True, "temperature": 0, "messages": []}
     assert resumable(json.dumps(plain).encode())
@@ -98,6 +117,8 @@ def test_which_requests_go_on() -> None:
         {"echo": True},
         {"prompt": ["a", "b"]},
         {"speculation": {"trace": True}},
+        {"return_token_ids": True},
+        {"prompt_logprobs": 1},
     ]
     for other in others:
         assert not resumable(json.dumps(plain | other).encode()), other

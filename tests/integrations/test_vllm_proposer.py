@@ -84,6 +84,30 @@ def test_a_preempted_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.rounds < 15
 
 
+def test_half_an_answer_of_a_preempted_request_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same request when it comes back: its prompt has not grown, and its namespace gets the whole answer."""
+    one = proposer(monkeypatch)
+    engine = Engine(one)
+    row, other = Row("one", text(3, 40), text(7, 20), namespace="team"), Row("other", text(4, 20), text(5, 40))
+    engine.add(row)
+    engine.add(other)
+    for _ in range(12):
+        engine.step()
+    known = one.requests.find("one", 0, engine.token_ids[0], len(row.tokens))
+    engine.rows.remove(row)
+    row.drafted = []
+    engine.step()
+    assert not one.earlier.texts("team", greedy=True)
+    engine.rows.append(row)
+    engine.step()
+    now = one.requests.find("one", 1, engine.token_ids[1], len(row.tokens))
+    assert now is known and now is not None and now.sequence.prompt_length == 40
+    engine.run()
+    engine.add(Row("last", text(8, 20), text(9, 3)))
+    engine.run()
+    assert [list(answer) for answer in one.earlier.texts("team", greedy=True)] == [row.prompt[-16:] + row.answer]
+
+
 def test_calls_that_are_left_out_do_not_confuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(proposer(monkeypatch), named=False)
     passage = text(6, 40)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from outpace.core.errors import BadInput
-from outpace.integrations.vllm.command import Launch, ServerOptions
+from outpace.integrations.vllm.command import Launch, ServerOptions, launch
+from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.server import EngineFailed, Server, free_port
 from outpace.integrations.vllm.speculative_config import Speculation
 
@@ -32,8 +33,16 @@ if mode == "never":
     time.sleep(600)
 if mode == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
-if mode == "stubborn":
+if mode in ("stubborn", "waits"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif mode == "drains":  # for as long as the arguments say
+    import threading
+    limit = float(sys.argv[sys.argv.index("--shutdown-timeout") + 1])
+    def drain():
+        answered.wait(limit)
+        os._exit(0)
+    answered = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=drain).start())
 else:
     signal.signal(signal.SIGTERM, lambda *_: (print("finishing", flush=True), sys.exit(0)))
 time.sleep(0.3)
@@ -43,18 +52,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/fail":
             print("MemoryError: no room", flush=True)
             os._exit(7)
+        if self.path == "/slow":
+            self.send_response(200)
+            self.end_headers()
+            for word in ("first ", "later ", "last"):
+                self.wfile.write(word.encode())
+                self.wfile.flush()
+                time.sleep(0.5)
+            answered.set()
+            return
         self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
     def log_message(self, *given):
         pass
 
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
 def start(mode: str) -> Launch:
     port = free_port("127.0.0.1", 0)
     command = [sys.executable, "-c", FAKE, mode, str(port)]
+    if mode != "works":
+        whole = launch(Speculation("none"), ServerOptions("folder", "name"), Interpreter(sys.executable, "0.32.0"))
+        at = whole.command.index("--shutdown-timeout")
+        command += whole.command[at : at + 2] if mode != "waits" else ["--shutdown-timeout=0"]
     return Launch(command, {}, Speculation("none"), ServerOptions("folder", "name", port=port))
 
 
@@ -119,7 +141,9 @@ import sys
 sys.path.insert(0, sys.argv[3])
 from test_vllm_server import start
 from outpace.core.errors import OutpaceError
+from outpace.integrations.vllm import server
 from outpace.integrations.vllm.server import serve
+server.FAREWELL = float(sys.argv[2] or server.FAREWELL)
 begun = start(sys.argv[1])
 print("begun", file=sys.stderr)
 try:
@@ -130,9 +154,9 @@ except OutpaceError as error:
 """
 
 
-def served(mode: str) -> subprocess.Popen[str]:
+def served(mode: str, farewell: str = "") -> subprocess.Popen[str]:
     here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", SERVE, mode, "", here]
+    command = [sys.executable, "-c", SERVE, mode, farewell, here]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
 
 
@@ -164,6 +188,39 @@ def test_a_signal_lets_it_finish(number: signal.Signals) -> None:
     assert process.returncode == 0
     assert "finishing" in said  # its log is passed on when it is ready
     assert gone(url)
+
+
+def test_a_signal_amid_an_answer_lets_it_finish() -> None:
+    """The server is given time for it: without, vLLM cuts its answers."""
+    process = served("drains")
+    url = until_ready(process)
+    with urllib.request.urlopen(f"{url}/slow", timeout=10) as answer:
+        assert answer.read(6) == b"first "
+        process.send_signal(signal.SIGTERM)
+        assert answer.read() == b"later last"
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_server_that_does_not_end_in_time_is_ended() -> None:
+    """vLLM waits for clients whose answers it has cut."""
+    process = served("waits", "0.5")
+    url = until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert gone(url)
+
+
+def test_how_long_answers_are_finished() -> None:
+    def seconds(*further: str) -> float:
+        options = ServerOptions("folder", "name", further=further)
+        return launch(Speculation("none"), options, Interpreter("python", "0.32.0")).drain_seconds
+
+    assert seconds() == 30.0
+    assert seconds("--shutdown-timeout=120") == 120.0
+    assert seconds("--shutdown-timeout", "7", "--seed=1") == 7.0
+    assert seconds("--shutdown-timeout=x") == 30.0  # vLLM refuses it
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

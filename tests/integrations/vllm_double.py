@@ -104,6 +104,8 @@ class Engine:
         finished = [row for row in self.rows if row.done >= len(row.answer)]
         # vLLM fills the place of a row that has finished with the last one.
         for row in finished:
+            if self.proposer.runner is not None:
+                del self.proposer.runner.requests[row.name]
             index = self.rows.index(row)
             last = self.rows.pop()
             if last is not row:

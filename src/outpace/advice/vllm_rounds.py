@@ -16,6 +16,7 @@ import numpy as np
 
 from outpace.advice.round_costs import RoundCosts
 from outpace.core.errors import BadInput, OutpaceError
+from outpace.core.loopback import urlopen
 from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.integrations.vllm.server import running_server
@@ -136,13 +137,11 @@ def _post(url: str, body: Mapping[str, Any]) -> None:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=_PATIENCE) as reply:
+    with urlopen(request, timeout=_PATIENCE) as reply:
         reply.read()
 
 
 def _read(url: str) -> str:
-    import urllib.request
-
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
+    with urlopen(f"{url}/metrics", timeout=30) as reply:
         text: str = reply.read().decode("utf-8", "replace")
     return text

@@ -28,6 +28,7 @@ _CHOICES = 16
 """Answers that are asked for at once."""
 _TRIES = 5
 _COUNTER = re.compile(r"^\S*spec_decode_num_(draft|accepted)_tokens_total\S*\s+(\S+)$", re.MULTILINE)
+_OF_VLLM = "vllm:"
 
 Top = Mapping[Token, float]
 """The most likely tokens of one position with their log-probabilities."""
@@ -151,9 +152,15 @@ class Endpoint:
         return int if self.has_ids else str if self.top_logprobs else None
 
     def speculated(self) -> tuple[int, int] | None:
-        """Draft tokens, and those accepted, since the server began; None where it does not count them."""
+        """Draft tokens, and those accepted, since the server began; None where it does not count them.
+
+        vLLM has these counters only where it speculates.
+        """
         counts = {"draft": 0.0, "accepted": 0.0}
-        lines = _COUNTER.findall(self.server.counters())
+        text = self.server.counters()
+        lines = _COUNTER.findall(text)
+        if not lines and _OF_VLLM in text:
+            return 0, 0
         for name, number in lines:
             counts[name] += float(number)
         return (int(counts["draft"]), int(counts["accepted"])) if lines else None

@@ -19,7 +19,7 @@ from scipy import stats
 
 from outpace.certify.certificate import Check
 from outpace.certify.endpoint import Top, likeliest
-from outpace.certify.fit import Comparison, compare, detectable_bias, g_test
+from outpace.certify.fit import Comparison, compare, detectable_bias, g_test, holm
 from outpace.certify.near_ties import prefilled
 from outpace.certify.server_client import Answer, Token
 from outpace.certify.statistical import RANKS, Tally, rank_cells
@@ -94,6 +94,16 @@ def _contexts(one: Draws, at: int) -> Iterable[tuple[Counter[Token], Counter[Tok
 def halves(draws: Sequence[Draws]) -> list[Draws]:
     """The baseline against itself: every other of its answers."""
     return [Draws(one.theirs[::2], one.theirs[1::2]) for one in draws]
+
+
+def against_itself(draws: Sequence[Draws], first: int, length: int, bias: float, unit: str, alpha: float) -> Check:
+    """The same tests between two halves of the baseline's answers."""
+    tests = [one for one in two_samples(halves(draws), first, length, bias, unit) if one.freedom]
+    if not tests:
+        return Check("the baseline against itself", None, note="too few draws for a test")
+    p_value = holm([one.p_value for one in tests])
+    note = f"{len(tests)} tests, adjusted p = {p_value:.2g}"
+    return Check("the baseline against itself", p_value >= alpha, p_value=p_value, note=note)
 
 
 def by_logprobs(

@@ -23,19 +23,17 @@ class Evidence:
     bias: float | None
 
 
-def conclude(
-    found: Evidence, doubts: Sequence[str], *, tested: bool, drafted: int | None
-) -> tuple[bool | None, bool, str]:
+def conclude(found: Evidence, doubts: Sequence[str], drafted: int | None) -> tuple[bool | None, bool, str]:
     """Whether the server is lossless (None: not known), whether the tests were inconclusive, and why in words.
 
-    ``doubts``: what speaks against the tests themselves. ``tested``: whether any test was possible. ``drafted``: how
-    many tokens the server drafted meanwhile; None where it does not count them.
+    ``doubts``: what speaks against the tests themselves, or what none of them covered. ``drafted``: how many tokens the
+    server drafted meanwhile; None where it does not count them.
     """
     refused = _reasons(found)
     if refused:
         return False, False, "not lossless: " + "; ".join(refused)
-    if doubts or not tested:
-        return None, True, "inconclusive: " + ("; ".join(doubts) or "no test was possible")
+    if doubts:
+        return None, True, "inconclusive: " + "; ".join(doubts)
     parts = [str(found.greedy)] if found.greedy else []
     if found.adjusted is not None:
         size = "" if found.bias is None else f" above {found.bias:.2g} (total variation)"

@@ -8,10 +8,18 @@ from typing import Any
 
 from outpace.certify.certificate import Check, Rescored
 from outpace.certify.endpoint import Endpoint, units
+from outpace.certify.engine_baseline import check_other_server, drafts_nothing, is_itself, without_speculation
 from outpace.certify.engine_certificate import EngineCertificate
 from outpace.certify.engine_greedy import GreedyResult, against_baseline, against_itself, against_target
 from outpace.certify.engine_plan import Plan, check_randomness
-from outpace.certify.engine_sampled import Draws, SampledTest, by_logprobs, by_target, halves, two_samples
+from outpace.certify.engine_sampled import (
+    Draws,
+    SampledTest,
+    against_itself as baseline_against_itself,
+    by_logprobs,
+    by_target,
+    two_samples,
+)
 from outpace.certify.engine_verdict import Evidence, conclude
 from outpace.certify.fit import holm
 from outpace.certify.near_ties import near_tie_gap
@@ -26,6 +34,8 @@ from outpace.core.sampling import SamplingParams
 from outpace.model import Model
 
 GREEDY_LENGTH = 48
+_BASELINE = "give --baseline (the same model without speculation)"
+_REFERENCE = f"{_BASELINE} or --target-model (its weights here)"
 
 
 def certify_engine(
@@ -40,13 +50,14 @@ def certify_engine(
         raise BadInput("give --baseline or --target-model, not both")
     with stage("asking what the servers offer", brief=True):
         endpoint = Endpoint.probe(server)
+        if baseline is not None:
+            check_other_server(endpoint, baseline)
         if baseline is None and target is None and endpoint.outpace:
-            baseline = replace(server, extra={**server.extra, "speculation": {"off": True}}, name="the baseline")
+            baseline = without_speculation(server)
         reference = None if baseline is None else Endpoint.probe(baseline)
     if reference is None and target is None and not endpoint.top_logprobs:
         raise BadInput(
-            f"{server.where} returns no log-probabilities, and there is nothing else to compare with; give --baseline "
-            "(the same model without speculation) or --target-model (its weights here)"
+            f"{server.where} returns no log-probabilities, and there is nothing else to compare with; {_REFERENCE}"
         )
     return _Certification(endpoint, reference, target, plan).run()
 
@@ -73,6 +84,7 @@ class _Certification:
     def run(self) -> EngineCertificate:
         prompts = self._prompts()
         before = self.endpoint.speculated()
+        baseline_before = None if self.baseline is None else self.baseline.speculated()
         self._check_reference(prompts)
         self._check_stream(prompts[0])
         sampled = not self.plan.params.greedy
@@ -80,6 +92,8 @@ class _Certification:
             self._sample(prompts)
             self._measure()
         greedy = self._greedy(prompts)
+        if self.baseline is not None and not drafts_nothing(self.baseline, baseline_before):
+            self.remarks.append("the baseline does not count draft tokens: whether the baseline drafts is not known")
         tests = self._tests() if sampled else []
         checks = [one.check(len(tests), self.plan.alpha, self.bias) for one in tests]
         structured = check_structured(self.endpoint, self.plan.params, self._seed(9, 0))
@@ -239,9 +253,13 @@ class _Certification:
         if self.rescored is not None:
             one = self.rescored
             extra.append(Check("rescored prefixes", one.passed, max_abs_error=one.largest_difference, note=str(one)))
-        doubts = [] if greedy is None or not greedy.undecided else [str(greedy)]
+        power = [one.detectable_bias for one in sampled if one.detectable_bias is not None]
+        doubts = self._untested(greedy, tests, powerful=bool(power))
+        doubts += [] if greedy is None or not greedy.undecided else [str(greedy)]
         if tests and self.baseline is not None:
-            itself = self._baseline_itself()
+            draws, unit = self._draws()
+            first = self.first if unit == "token" else 0
+            itself = baseline_against_itself(draws, first, self.plan.length, self.bias, unit, alpha)
             extra.append(itself)
             if itself.passed is False:
                 doubts.append(f"the baseline differs from itself ({itself.note})")
@@ -251,11 +269,9 @@ class _Certification:
         adjusted = holm(p_values) if p_values else None
         speculation = self._speculation(before)
         drafted = None if speculation is None else speculation["drafted"]
-        power = [one.detectable_bias for one in sampled if one.detectable_bias is not None]
         bias = max(power, default=None)
-        tested = any(one.passed is not None for one in checks)
         evidence = Evidence(greedy, sampled, self.rescored, structured, adjusted, len(p_values), bias)
-        lossless, inconclusive, verdict = conclude(evidence, doubts, tested=tested, drafted=drafted)
+        lossless, inconclusive, verdict = conclude(evidence, doubts, drafted)
         return EngineCertificate(
             self.endpoint.server.url,
             self.endpoint.server.model,
@@ -277,16 +293,15 @@ class _Certification:
             tuple(self.remarks),
         )
 
-    def _baseline_itself(self) -> Check:
-        """The same tests between two halves of the baseline's answers."""
-        draws, unit = self._draws()
-        first = self.first if unit == "token" else 0
-        tests = [one for one in two_samples(halves(draws), first, self.plan.length, self.bias, unit) if one.freedom]
-        if not tests:
-            return Check("the baseline against itself", None, note="too few draws for a test")
-        p_value = holm([one.p_value for one in tests])
-        note = f"{len(tests)} tests, adjusted p = {p_value:.2g}"
-        return Check("the baseline against itself", p_value >= self.plan.alpha, p_value=p_value, note=note)
+    def _untested(self, greedy: GreedyResult | None, tests: Sequence[SampledTest], *, powerful: bool) -> list[str]:
+        """What was to be certified and no test has covered: a server is not lossless because nothing was asked.
+
+        ``powerful``: whether any sampled test could have shown a bias.
+        """
+        reference = _BASELINE if self.target is not None else _REFERENCE
+        if self.plan.params.greedy:
+            return [] if greedy is not None else [f"no answer was compared; {reference}"]
+        return [] if powerful else [f"no sampled token was tested; {'raise --samples' if tests else reference}"]
 
     def _speculation(self, before: tuple[int, int] | None) -> dict[str, int] | None:
         after = self.endpoint.speculated()
@@ -301,7 +316,7 @@ class _Certification:
             return f"outpace's target {self.target.name} ({self.target.info.get('dtype', 'its own precision')})"
         if self.baseline is None:
             return "the endpoint's own log-probabilities"
-        if "speculation" in self.baseline.server.extra:
+        if is_itself(self.baseline):
             return "the same server without speculation"
         return self.baseline.server.url
 

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outpace.core.errors import BadInput, shortened
+from outpace.core.loopback import urlopen
 
 Token = int | str
 """A token's id, or its text where the server returns no ids."""
@@ -163,7 +164,7 @@ class Server:
         while True:
             request = urllib.request.Request(self.url + path, data, headers)
             try:
-                with urllib.request.urlopen(request, timeout=self.time_limit) as answer:
+                with urlopen(request, timeout=self.time_limit) as answer:
                     return b"".join(self._parts(answer, until))
             except urllib.error.HTTPError as error:
                 wait, attempts = _retry_after(error), attempts + 1

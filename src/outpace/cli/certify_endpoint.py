@@ -58,6 +58,9 @@ class EngineOptions:
         list[str] | None,
         option(value="ARG", panel=ENGINE, text="Argument for both of --engine's servers as it is; may be repeated."),
     ] = None
+    no_plugin: Annotated[
+        bool, option("--no-plugin", panel=ENGINE, text="Start --engine as it is released, without outpace's plug-in.")
+    ] = False
     baseline: Annotated[
         str | None,
         option(
@@ -99,7 +102,11 @@ class EngineOptions:
             "--target-model": self.target_model,
             "--api-key-file": self.api_key_file,
         }
-        of_engine = {"--vllm-python": self.vllm_python, "--engine-arg": self.engine_arg}
+        of_engine = {
+            "--vllm-python": self.vllm_python,
+            "--engine-arg": self.engine_arg,
+            "--no-plugin": self.no_plugin or None,
+        }
         if self.endpoint is None:
             _only(of_endpoint, "--endpoint URL, the server's address")
         if self.engine is None:
@@ -130,7 +137,10 @@ class EngineOptions:
         if self.engine is not None:
             from outpace.cli.certify_vllm import two_servers
 
-            with two_servers(self.vllm_python, method, machine, drafting, self.engine_arg) as (mine, base, drafted):
+            servers = two_servers(
+                self.vllm_python, method, machine, drafting, self.engine_arg, plugin=not self.no_plugin
+            )
+            with servers as (mine, base, drafted):
                 length = self.draft_length or min(drafted, _MOST_TESTED)
                 yield Server(mine, name, None, limit), Server(base, name, None, limit, "the baseline"), length
             return

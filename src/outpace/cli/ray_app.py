@@ -23,7 +23,10 @@ _OF_THE_PROXY = ("host", "port", "ssl_certfile", "ssl_keyfile", "ray", "replicas
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The application. Raises BadInput for arguments and options that do not exist."""
+    """The application. Raises BadInput for arguments and options that do not exist.
+
+    Whether the replicas fit is the cluster's to decide: the machine that builds the application is one of many.
+    """
     from outpace.cli.serve_ray import Replication
     from outpace.integrations.ray.ingress_deployment import ingress_application
 

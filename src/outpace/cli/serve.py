@@ -236,6 +236,7 @@ def serve(
         from outpace.cli.serve_ray import Replication, serve_replicas
 
         replication = Replication.checked(engine, sys.argv[1:], options, max_batch, replicas or "1")
+        replication.check_fits()
         # What every replica would refuse is refused here, and a head is exported once.
         check_launch(engine, served, method, drafting, hardware, unsupported=foreign)
         ended = serve_replicas(replication, host, port, keys, tls, cors_origin or (), max_request_bytes)

@@ -51,13 +51,12 @@ class Replication:
         """Replicas of outpace's own engine with ``options``, or of another one, for which each replica is started with
         ``arguments``, those of ``outpace serve``. ``max_batch``: None where none was given.
 
-        Raises BadInput for a missing Ray, a wrong number of replicas, and more of them than fit.
+        Raises BadInput for a missing Ray, and a wrong number of replicas.
         """
         scale = Scale.parse(replicas)
         require_ray("outpace serve --ray")
         hardware, limit = options.hardware, options.time_limit
         threads = hardware.threads or max(1, usable_cpus() // scale.most)
-        check_fits(scale.most, threads)
         open_engine: Callable[[], ReplicaEngine]
         if engine.other:
             batch = max_batch or _BATCH_OF_VLLM
@@ -70,6 +69,10 @@ class Replication:
         drain = _DRAIN_SECONDS if limit is None else limit + 10
         how = Deployed(scale, batch, options.max_queue, threads, gpus, drain)
         return cls(open_engine, how, options.log_requests, limit)
+
+    def check_fits(self) -> None:
+        """Raise BadInput for more replicas than this machine has CPUs for, where they run on it."""
+        check_fits(self.how.scale.most, self.how.cpus)
 
 
 def _open_outpace(options: ServiceOptions) -> ReplicaEngine:

@@ -20,12 +20,14 @@ from urllib.parse import urlsplit
 from outpace.core.child_process import ending_with_parent
 from outpace.core.errors import BadInput, shortened
 from outpace.integrations.ray.messages import Call, Head, Message, ReplicaLost, Tail
+from outpace.integrations.ray.process_progress import LOOK_SECONDS, Progress
 from outpace.integrations.ray.replica import Unhealthy
 
 _READY = "ready: "
 _KEPT_LINES = 50
 _PART_BYTES = 65536
 _PASSED_ON = ("content-type", "cache-control", "retry-after", "x-request-id")
+_CLOSE_SECONDS = 120.0
 _LAST_EVENT = b"data: [DONE]\n\n"
 _ENDED = object()
 
@@ -44,21 +46,34 @@ class ProcessEngine:
             ending_with_parent(command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
         )
         self._url = self._wait()
+        self._progress = Progress(self._url)
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
 
     def ask(self, call: Call, replica: str) -> AsyncGenerator[Message, None]:
         """The reply of the server."""
-        return _replied(self._url, call, replica)
+        return self._progress.counted(_replied(self._url, call, replica))
 
     def check(self) -> None:
-        """Raise Unhealthy where the process has ended."""
+        """Raise Unhealthy where the process has ended, or does not go on."""
         if self._process.poll() is not None:
             raise Unhealthy(f"the engine's process ended: {self._last()}")
+        self._progress.check()
 
     def close(self) -> None:
-        """End the process; running answers are finished."""
+        """End the process; running answers are finished, if that takes no longer than a server may take to end."""
         self._closing = True
+        self._closed.set()
         self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            self._progress.look()
 
     def _wait(self) -> str:
         assert self._process.stderr is not None
@@ -116,10 +131,11 @@ def _read(connection: http.client.HTTPConnection, call: Call, replica: str, put:
         headers = tuple((name, value) for name, value in answer.getheaders() if name.lower() in _PASSED_ON)
         head = Head(answer.status, headers, replica)
         put(head)
-        events, whole = 0, b""
+        events, whole, line = 0, b"", b""
         while part := answer.read1(_PART_BYTES):
             put(part)
-            events += part.count(b"data:")
+            *lines, line = (line + part).split(b"\n")
+            events += sum(one.startswith(b"data:") and one.strip() != _LAST_EVENT.strip() for one in lines)
             whole = (whole + part)[-len(_LAST_EVENT) :] if head.streams else whole + part
         if head.streams and whole != _LAST_EVENT:  # without a length, a cut body looks like a whole one
             put(ConnectionError("the stream was cut"))

@@ -16,8 +16,13 @@ from pydantic_core import to_json
 from outpace.core.files import parse_json
 from outpace.integrations.ray.messages import Head, Message, ReplicaLost
 
-_PREVENTING = ("tools", "logprobs", "top_logprobs", "echo", "best_of")
+_PREVENTING = (
+    *("tools", "logprobs", "top_logprobs", "echo", "best_of"),
+    *("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"),
+)
 """Fields with which an event has more than text."""
+_OF_TEXT = {"index", "text", "delta", "role", "content", "finish_reason", "stop_reason"}
+"""What a choice of an event has, or its delta, where it is text alone."""
 
 
 def resumable(body: bytes) -> bool:
@@ -71,6 +76,8 @@ class ResumedStream:
         if not whole.endswith(b"\n\n"):
             raise ValueError("a part of an event was sent")
         chunks = [json.loads(event.removeprefix(b"data: ")) for event in whole.split(b"\n\n")[:-1]]
+        if not all(map(_is_text, chunks)):
+            raise ValueError("more than text was sent, which would be sent twice")
         return chunks[0], "".join(_content(chunk) for chunk in chunks)
 
 
@@ -92,6 +99,12 @@ def _left(event: bytes, first: dict[str, Any], text: str) -> tuple[bytes, str]:
         _set_content(chunk, content[common:])
     chunk |= {name: first[name] for name in ("id", "created") if name in first}
     return b"data: " + to_json(chunk), text[common:]
+
+
+def _is_text(chunk: dict[str, Any]) -> bool:
+    """Whether an event has nothing but text; a model's reasoning, calls of tools and ids of tokens are more."""
+    parts = [part for one in chunk.get("choices") or [] for part in (one, one.get("delta") or {})]
+    return all(name in _OF_TEXT or not value for part in parts for name, value in part.items())
 
 
 def _content(chunk: dict[str, Any]) -> str:

@@ -22,6 +22,9 @@ from outpace.integrations.vllm.speculative_config import Speculation
 MODULE = "vllm.entrypoints.openai.api_server"
 REFUSED = "min_p and logit_bias"
 """What vLLM answers with status 400 where it speculates."""
+_DRAIN = "--shutdown-timeout"
+DRAIN = 30
+"""Seconds in which a server that was told to end may finish its answers. vLLM's own default, 0, cuts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,16 @@ class Launch:
     def environment(self) -> dict[str, str]:
         """The whole environment of the process: ours, without what belongs to our interpreter."""
         return {**environment(self.threads, foreign=True, offline=self.options.offline), **self.variables}
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long it finishes its answers when it is told to end: ``DRAIN``, or what the user's arguments say."""
+        found = float(DRAIN)
+        for name, value in zip(self.command, [*self.command[1:], ""], strict=True):
+            given = name.removeprefix(f"{_DRAIN}=") if name != _DRAIN else value
+            if given != name and given.isdecimal():
+                found = float(given)
+        return found
 
     @property
     def threads(self) -> int:
@@ -97,6 +110,7 @@ def launch(speculation: Speculation, options: ServerOptions, interpreter: Interp
     arguments.add("--max-model-len", options.max_model_len)
     arguments.add("--max-num-seqs", options.max_num_seqs)
     arguments.add("--kv-cache-memory-bytes", options.kv_bytes)
+    arguments.add(_DRAIN, str(DRAIN))
     arguments.add("--speculative-config", speculation.config)
     if speculation.plugin is not None:
         told = {"method": speculation.plugin.method, **speculation.plugin.model_dump(exclude_defaults=True)}

@@ -88,7 +88,8 @@ class Proposer:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         self.requests.began_call()
         self._learn_costs(now, sampled_token_ids)
-        for gone in self.requests.gone(names):  # before others begin: these may copy from their answers
+        known = () if self.runner is None else self.runner.requests
+        for gone in self.requests.gone(names, known):  # before others begin: these may copy from their answers
             self._end(gone)
         rows: list[tuple[int, Running]] = []
         continued: list[Running] = []

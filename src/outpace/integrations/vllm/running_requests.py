@@ -6,7 +6,7 @@ there is none, a row continues the request whose tokens it begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,10 +96,11 @@ class RunningRequests:
         else:
             self._by_id[name] = one
 
-    def gone(self, names: Iterable[str] | None) -> list[Running]:
-        """Requests that have left, which are forgotten now. ``names``: of all that the engine still runs."""
+    def gone(self, names: Iterable[str] | None, known: Container[str] = ()) -> list[Running]:
+        """Requests that have ended, which are forgotten now. ``names``: of all in the batch; ``known``: of all that the
+        engine knows, with those that it has preempted."""
         if names is not None:
-            return [self._by_id.pop(name) for name in self._by_id.keys() - set(names)]
+            return [self._by_id.pop(name) for name in self._by_id.keys() - set(names) if name not in known]
         left: list[Running] = []
         if self._unnamed and (len(self._unnamed) > self._most or self._calls % 64 == 0):
             self._unnamed.sort(key=lambda one: -one.seen)

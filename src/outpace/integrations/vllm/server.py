@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from outpace.core.child_process import ending_with_parent
 from outpace.core.errors import BadInput, OutpaceError, shortened
+from outpace.core.loopback import urlopen
 from outpace.core.progress import stage
 from outpace.integrations.vllm.command import Launch, ServerOptions, launch
 from outpace.integrations.vllm.interpreter import find_interpreter
@@ -31,8 +31,9 @@ from outpace.integrations.vllm.speculative_config import Speculation
 
 PATIENCE = 1800.0
 """Seconds in which a server must become ready: a large model is read, and kernels are compiled."""
-FAREWELL = 30.0
-"""Seconds in which a server that was told to end may finish its answers."""
+FAREWELL = 15.0
+"""Seconds in which a server that was told to end, and may no longer finish its answers, must have ended: it can wait
+for clients whose answers it has cut."""
 _LOOK = 0.25  # seconds between two looks whether it is ready
 _KEPT = 400  # lines of its log that are kept, for what it says when it fails
 _CAUSE = re.compile(r"(?:\([^)]*\)\s*)?(?:\S+ERROR\S*\s.*?\]\s*)?((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b: .+)")
@@ -114,7 +115,7 @@ class Server:
         return code
 
     def end(self) -> None:
-        """Tell it to finish; running answers are still sent."""
+        """Tell it to finish; running answers are still sent, for ``--shutdown-timeout`` seconds."""
         with contextlib.suppress(OSError):
             self._process.terminate()
 
@@ -130,11 +131,11 @@ class Server:
         self.strike()
         self._process.wait()
 
-    def close(self, patience: float = FAREWELL) -> None:
-        """End it, orderly if it does so in time."""
+    def close(self, patience: float | None = None) -> None:
+        """End it, orderly if it does so within ``patience``; None: while it may finish its answers."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
+            self._process.wait(self.launch.drain_seconds + FAREWELL if patience is None else patience)
         self.kill()
 
     def failure(self, code: int) -> EngineFailed:
@@ -143,7 +144,7 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
+            with urlopen(f"{self.url}/health", 5, ours=True) as reply:
                 return bool(reply.status == 200)
         except (OSError, ValueError):  # not listening yet, or not ready
             return False
@@ -175,8 +176,8 @@ class Server:
 def serve(start: Launch) -> int:
     """Serve until SIGTERM or Ctrl-C, and return the exit code: 0, or 130 where a second signal ended it at once.
 
-    The first signal lets vLLM finish. Prints ``ready: URL`` on standard error, and vLLM's log from then on. Raises
-    EngineFailed where vLLM fails.
+    The first signal lets vLLM finish its answers, for ``drain_seconds``. Prints ``ready: URL`` on standard error, and
+    vLLM's log from then on. Raises EngineFailed where vLLM fails.
     """
     told: list[int] = []
     with _signals(told) as wake:
@@ -195,19 +196,27 @@ def serve(start: Launch) -> int:
             if not told:
                 raise server.failure(code)
         finally:
-            server.close(0.0 if len(told) > 1 else FAREWELL)
+            server.close(0.0 if len(told) > 1 else None)
     return 130 if len(told) > 1 else 0
 
 
 @contextlib.contextmanager
 def _signals(told: list[int]) -> Iterator[Any]:
-    """SIGINT and SIGTERM are passed on to the server as SIGTERM; a second one ends it at once. ``told`` lists them."""
+    """SIGINT and SIGTERM are passed on to the server as SIGTERM; a second one ends it at once, as does time. ``told``
+    lists them."""
     servers: list[Server] = []
+    timers: list[threading.Timer] = []
 
     def pass_on(number: int, _: object) -> None:
         told.append(number)
         for one in servers:
-            one.end() if len(told) == 1 else one.strike()
+            if len(told) > 1:
+                one.strike()
+                continue
+            one.end()
+            timers.append(timer := threading.Timer(one.launch.drain_seconds + FAREWELL, one.strike))
+            timer.daemon = True
+            timer.start()
 
     if threading.current_thread() is not threading.main_thread():
         yield servers.append
@@ -218,6 +227,8 @@ def _signals(told: list[int]) -> Iterator[Any]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+        for timer in timers:
+            timer.cancel()
 
 
 @contextlib.contextmanager
