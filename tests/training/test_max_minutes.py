@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -159,6 +160,18 @@ def test_a_stop_in_the_middle_is_gone_on_from_and_all_runs_share_the_time(
     trained(folder, clock, prompts, max_minutes=2.0, resume=True)
     assert spent < 120.0
     assert ends(clock) - before <= 120.0 - spent + 1.0
+
+
+def test_a_loss_that_rises_early_in_a_long_run_does_not_end_it(
+    tmp_path: Path, prompts: Path, working: Callable[..., Worked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near its largest the rate holds the loss up for hours; it falls when the rate does."""
+    clock = working(60.0, 60.0)
+    losses = itertools.count(1.0)
+    monkeypatch.setattr(Trainer, "_held_out", lambda _: {"loss": next(losses)})
+    about, _ = trained(tmp_path / "head", clock, prompts, max_minutes=600.0)
+    assert ends(clock) >= 0.9 * 36_000.0
+    assert 20 <= len(about["history"]) <= 62, "evaluations of long runs are further apart"
 
 
 def test_too_little_time_is_said_in_words(tmp_path: Path, working: Callable[..., Worked]) -> None:

@@ -290,6 +290,13 @@ def test_training_ends_early_and_the_head_holds_the_best(tmp_path: Path, monkeyp
     assert real is Head.eval
 
 
+def test_patience_counts_where_the_rate_has_fallen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = made(tmp_path, epochs=10.0, evaluate_every=-1.0, patience=3, patient_until=0.5)
+    losses = iter(range(100))
+    monkeypatch.setattr(trainer, "_held_out", lambda: {"loss": float(next(losses))})
+    assert trainer.run().step == 32  # the third of 60 steps from the 30th on
+
+
 def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate that rises again lifts the loss at first, and other held-out text has another loss."""
     first = made(tmp_path, epochs=100.0, evaluate_every=-1.0, patience=2)

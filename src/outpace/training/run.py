@@ -30,6 +30,10 @@ from outpace.training.training_progress import Report, TrainingProgress
 
 _MEASURING = 0.02
 """Of the time that there is: a step of training that takes longer is not repeated to measure its speed."""
+_EVALUATIONS = 60
+"""Evaluations in a run that time bounds, at most; shorter runs have one every ``Schedule.evaluate_every`` seconds."""
+_PATIENT_UNTIL = 0.9
+"""Share of a run before which a loss that does not fall ends nothing: the rate is then 4 % of its largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Run:
         progress = trainer.progress
         if self.bound.bounded:  # where nothing is left, a new head gets one step and an old one none
             seconds = max(progress.seconds + self.bound.left, 1e-3)
-            trainer.schedule = replace(trainer.schedule, seconds=seconds)
+            apart = max(trainer.schedule.evaluate_every, seconds / _EVALUATIONS)
+            trainer.schedule = replace(trainer.schedule, seconds=seconds, evaluate_every=apart)
         progress.other_seconds = self.bound.spent - progress.seconds
         return trainer
 
@@ -87,7 +92,13 @@ class Run:
         teacher = teacher_of(target, head, where)
         head.initialise(target, teacher)
         learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate, shard=batches.shard)
+        schedule = Schedule(
+            epochs=self.epochs,
+            patient_until=_PATIENT_UNTIL,
+            accumulate=batches.accumulate,
+            shard=batches.shard,
+            seed=self.seed,
+        )
         return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock, processes)
 
 

@@ -25,6 +25,8 @@ class Schedule:
     evaluate_every: float = 300.0
     patience: int = 3
     """Evaluations without improvement after which training ends."""
+    patient_until: float = 0.0
+    """Share of the run up to which evaluations do not count for patience: a high learning rate holds the loss up."""
     accumulate: int = 1
     """Batches in a step of the optimiser, their gradients averaged."""
     shard: bool = False

@@ -226,7 +226,7 @@ class Trainer:
             self.best = {name: value.detach().clone() for name, value in self._trained()}
         if means["loss"] < self.progress.lowest:
             self.progress.lowest, self.progress.worse = means["loss"], 0
-        else:
+        elif self.share >= self.schedule.patient_until:
             self.progress.worse += 1
         return means
 
