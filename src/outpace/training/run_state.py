@@ -30,6 +30,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     try:
         with atomic_file(folder / STATE) as unfinished:
             torch.save(state, unfinished)
+        (folder / SPENT).unlink(missing_ok=True)  # the state holds it
     except (OSError, RuntimeError) as error:
         raise BadInput(
             f"{folder / STATE} cannot be written ({error}); the earlier state is kept: free some space, and "
@@ -57,7 +58,8 @@ def write_seconds_spent(folder: Path, seconds: float) -> None:
     try:
         write_atomically(folder / SPENT, json.dumps({"seconds": round(seconds, 1)}).encode())
     except OSError as error:
-        raise BadInput(f"{folder / SPENT} cannot be written ({error}); free some space, and continue with --resume") from error
+        where = folder / SPENT
+        raise BadInput(f"{where} cannot be written ({error}); free some space, and continue with --resume") from error
 
 
 def seconds_spent(folder: Path) -> float:

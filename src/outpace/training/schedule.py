@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from outpace.core.errors import BadInput
 
+VECTOR_RATE = 1e-3
+"""Largest learning rate of weights that are no matrices, beside the largest of a kind's matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -20,7 +23,7 @@ class Schedule:
     epochs: float = 1.0
     seconds: float = math.inf
     matrix_rate: float | None = None
-    vector_rate: float = 1e-3
+    vector_rate: float = VECTOR_RATE
     save_every: float = 120.0
     evaluate_every: float = 300.0
     patience: int = 3

@@ -230,6 +230,11 @@ class Trainer:
             self.progress.worse += 1
         return means
 
+    def keep_start(self) -> None:
+        """Keep the weights as they are, which were trained before, until others have a lower held-out loss."""
+        self.evaluate()
+        self.progress.lowest = math.inf  # a rate that rises again raises the loss at first
+
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """Mean losses by name over the whole held-out split, of the weights as they are; empty where there is none."""
