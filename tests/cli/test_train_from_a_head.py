@@ -46,7 +46,7 @@ def going_on(head: Path, out: Path, *more: str) -> tuple[str, ...]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    return load_file(folder / WEIGHTS)
+    return dict(load_file(folder / WEIGHTS))
 
 
 def test_its_weights_remain_the_head_unless_others_are_better(

@@ -60,8 +60,8 @@ class Cycles:
         real = torch.ones_like(tokens, dtype=torch.bool)
         return Batch(tokens, {}, real, real)
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        for number in range(self.count):
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        for number in range(skip, self.count):
             self.given.append((epoch, number))
             yield self._batch(number)
 
@@ -397,8 +397,8 @@ class Doubled(Cycles):
     def answer_tokens(self) -> int:
         return super().answer_tokens()
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        singles = list(super().train(epoch))
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        singles = list(super().train(epoch, 2 * skip))
         for first, second in zip(singles[::2], singles[1::2], strict=True):
             tokens, real = torch.cat([first.tokens, second.tokens]), torch.cat([first.real, second.real])
             yield Batch(tokens, {}, real, real)

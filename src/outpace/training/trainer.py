@@ -145,12 +145,11 @@ class Trainer:
         count = self.processes.count
         while True:
             seen = False
-            dealt = self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch))
-            for number, batch in enumerate(dealt):
+            had = self.progress.batch * count  # by an earlier run
+            for batch in self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch, had)):
                 seen = True
-                if number >= self.progress.batch:  # an earlier run had those before
-                    yield batch
-            if not seen:
+                yield batch
+            if not seen and not had:
                 raise BadInput(
                     "there is nothing to train on: no conversation outside the held-out split"
                     if count == 1
