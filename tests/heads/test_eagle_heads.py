@@ -49,6 +49,30 @@ def test_unrolled_attention_and_its_slopes_are_those_of_one_softmax(later: int) 
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("begin", [0, 4, 8, 9])
+@pytest.mark.parametrize("later", [0, 2])
+def test_rows_behind_a_prompt_see_it_whole(begin: int, later: int) -> None:
+    torch.manual_seed(begin)
+    queries = torch.randn(2, 6, 9, 8)
+    queries[:, :, :begin] = 0.0
+    queries.requires_grad_()
+    pairs = [
+        (torch.randn(2, 2, 9, 8, requires_grad=True), torch.randn(2, 2, 9, 8, requires_grad=True))
+        for _ in range(later + 1)
+    ]
+    slope = torch.randn(2, 6, 9, 8)
+    slope[:, :, :begin] = 0.0
+    inputs = [queries, *(one for pair in pairs for one in pair)]
+    found = unrolled(queries, pairs[0], pairs[1:], begins=[begin])
+    whole = unrolled(queries, pairs[0], pairs[1:])
+    assert not found[:, :, :begin].any()
+    torch.testing.assert_close(found[:, :, begin:], whole[:, :, begin:], atol=1e-5, rtol=1e-4)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, slope), torch.autograd.grad(whole, inputs, slope), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
 def test_rows_find_their_places_and_come_back() -> None:
     rows = torch.randn(1, 3, 4, 2)
     places = torch.tensor([1, 4, 5, 9])

@@ -43,6 +43,25 @@ def test_losses_and_slopes_are_those_of_the_formulas(form: Form, count: int) -> 
 
 
 @pytest.mark.parametrize("form", ["ce", "tv", "lk"])
+@pytest.mark.parametrize("how", [{}, {"own": True}])
+def test_rows_at_places_have_the_losses_and_slopes_of_rows_side_by_side(
+    form: Form, how: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many rows are held at once, and where their distributions lie, changes nothing but rounding."""
+    states, rows, p = given(70)
+    vocabulary = DraftVocabulary(torch.arange(VOCABULARY), rows, **how)  # type: ignore[arg-type]
+    places, labels = torch.randperm(70)[:50], torch.randint(-1, VOCABULARY, (50,))
+    trained = [states, *vocabulary.parameters()]
+    found = []
+    for at, chosen, best in ((places, p, p.argmax(-1)), (None, p[places], p.argmax(-1)[places])):
+        monkeypatch.setattr("outpace.heads.row_losses.ROWS", 7 if at is None else 512)
+        one = row_losses(states[:50], vocabulary, chosen, best, labels, places=at, form=form)
+        found.append((*one, *torch.autograd.grad(one.losses.sum(), trained)))
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["ce", "tv", "lk"])
 @pytest.mark.parametrize("how", [{"rank": 4}, {"own": True}])
 def test_a_trained_lm_head_has_slopes_too(form: Form, how: dict[str, int]) -> None:
     states, rows, p = given(ROWS + 5)

@@ -310,8 +310,8 @@ class Held(Dataset):
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
 
-    def train(self, epoch: int) -> Any:
-        return iter(self.batches)
+    def train(self, epoch: int, skip: int = 0) -> Any:
+        return iter(self.batches[skip:])
 
     def held_out(self) -> Any:
         return iter(self.batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from cli_support import toy
 from outpace.core.errors import BadInput
 from outpace.engine.decoder import Decoder
 from outpace.heads.head_config import WEIGHTS
-from outpace.training.run_state import read_state
+from outpace.training.run_state import SPENT, read_state, seconds_spent
 from outpace.training.shards import Shards
 from outpace.training.time_plan import DATA_SHARE, TimePlan, TrainingSpeed
 from outpace.training.trainer import Trainer
@@ -159,6 +160,43 @@ def test_a_stop_in_the_middle_is_gone_on_from_and_all_runs_share_the_time(
     trained(folder, clock, prompts, max_minutes=2.0, resume=True)
     assert spent < 120.0
     assert ends(clock) - before <= 120.0 - spent + 1.0
+
+
+def test_a_loss_that_rises_early_in_a_long_run_does_not_end_it(
+    tmp_path: Path, prompts: Path, working: Callable[..., Worked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near its largest the rate holds the loss up for hours; it falls when the rate does."""
+    clock = working(60.0, 60.0)
+    losses = itertools.count(1.0)
+    monkeypatch.setattr(Trainer, "_held_out", lambda _: {"loss": next(losses)})
+    about, _ = trained(tmp_path / "head", clock, prompts, max_minutes=600.0)
+    assert ends(clock) >= 0.9 * 36_000.0
+    assert 20 <= len(about["history"]) <= 62, "evaluations of long runs are further apart"
+
+
+def test_a_kill_while_data_is_collected_does_not_begin_the_time_anew(
+    tmp_path: Path, prompts: Path, working: Callable[..., Worked]
+) -> None:
+    clock = working(2.0, 1.0)
+    folder = tmp_path / "head"
+
+    class Killed(BaseException):
+        pass
+
+    def kill(now: TrainingProgress) -> None:
+        if now.stage == "data" and clock.now > 40.0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trained(folder, clock, prompts, max_minutes=2.0, on_progress=kill)
+    assert read_state(folder) is None
+    noted, killed = seconds_spent(folder), clock.now
+    assert noted == pytest.approx(killed, abs=32.0)
+    trained(folder, clock, prompts, max_minutes=2.0, resume=True)
+    assert ends(clock) - killed <= 120.0 - noted + 1.0
+    (folder / SPENT).write_text('{"seconds": "many"}')
+    with pytest.raises(BadInput, match=r"spent\.json is damaged; delete it"):
+        trained(folder, clock, prompts, max_minutes=2.0, resume=True)
 
 
 def test_too_little_time_is_said_in_words(tmp_path: Path, working: Callable[..., Worked]) -> None:

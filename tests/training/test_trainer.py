@@ -60,8 +60,8 @@ class Cycles:
         real = torch.ones_like(tokens, dtype=torch.bool)
         return Batch(tokens, {}, real, real)
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        for number in range(self.count):
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        for number in range(skip, self.count):
             self.given.append((epoch, number))
             yield self._batch(number)
 
@@ -290,6 +290,13 @@ def test_training_ends_early_and_the_head_holds_the_best(tmp_path: Path, monkeyp
     assert real is Head.eval
 
 
+def test_patience_counts_where_the_rate_has_fallen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = made(tmp_path, epochs=10.0, evaluate_every=-1.0, patience=3, patient_until=0.5)
+    losses = iter(range(100))
+    monkeypatch.setattr(trainer, "_held_out", lambda: {"loss": float(next(losses))})
+    assert trainer.run().step == 32  # the third of 60 steps from the 30th on
+
+
 def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate that rises again lifts the loss at first, and other held-out text has another loss."""
     first = made(tmp_path, epochs=100.0, evaluate_every=-1.0, patience=2)
@@ -390,8 +397,8 @@ class Doubled(Cycles):
     def answer_tokens(self) -> int:
         return super().answer_tokens()
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        singles = list(super().train(epoch))
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        singles = list(super().train(epoch, 2 * skip))
         for first, second in zip(singles[::2], singles[1::2], strict=True):
             tokens, real = torch.cat([first.tokens, second.tokens]), torch.cat([first.real, second.real])
             yield Batch(tokens, {}, real, real)

@@ -373,6 +373,30 @@ def test_order_is_the_seeds_and_states_follow_their_tokens(tmp_path: Path) -> No
     assert first != [batch.tokens.tolist() for batch in dataset.train(2)]
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_batches_that_are_skipped_are_not_read(tmp_path: Path, pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards(tmp_path / "many", {})
+    for part in range(13):
+        states = {1: torch.zeros(part + 9, 2)}
+        keys = [f"{part} {number}" for number in range(6)]
+        shards.append([Conversation(key, [part] * 4, [5] * (part + 5), states) for key in keys])
+    dataset = Dataset(shards, (1,), tokens=40, pack=pack)
+    whole = [batch.tokens.tolist() for batch in dataset.train(3)]
+    read: list[Path] = []
+    complete = Dataset._complete
+
+    def noted(self: Dataset, path: Path, found: list[Conversation], compute: bool) -> None:
+        read.append(path)
+        complete(self, path, found, compute)
+
+    monkeypatch.setattr(Dataset, "_complete", noted)
+    for skip in (1, 24, len(whole) - 1, len(whole)):  # a pool of four shards has 24 rows, and so batches, at most
+        read.clear()
+        assert [batch.tokens.tolist() for batch in dataset.train(3, skip)] == whole[skip:]
+        assert skip == 1 or len(read) < 13
+    assert not read, "hidden states are asked for where batches are made, alone"
+
+
 def test_words_are_the_commonest_of_what_is_trained_on(tmp_path: Path) -> None:
     shards = Shards(tmp_path / "d", {})
     trained, kept = (next(f"k{i}" for i in range(999) if held_out(f"k{i}") is out) for out in (False, True))

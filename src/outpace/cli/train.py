@@ -137,6 +137,24 @@ class TrainingOptions:
         ),
     ] = None
     resume: Annotated[bool, opt.resume_option(_TRAINING)] = False
+    init: Annotated[
+        str | None,
+        option(
+            "--from",
+            value="HEAD",
+            panel=_TRAINING,
+            text="Head to begin from: its folder, or the kind of a shipped one. [dim]\\[default: new weights][/]",
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        option(
+            "--rate",
+            value="X",
+            panel=_TRAINING,
+            text="Largest learning rate of matrices; lower with --from. [dim]\\[default: the kind's own, 0.02][/]",
+        ),
+    ] = None
     size: Annotated[
         str, option(value="SIZE", panel=_TRAINING, text="Size of the head: tiny, small, base or large.")
     ] = "base"

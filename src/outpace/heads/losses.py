@@ -90,7 +90,7 @@ def weighted_cross_entropy(
     """As :func:`soft_cross_entropy`, a mean by ``weights`` (n,), and (n,) bool: the same likeliest token."""
     if not len(states):
         return states.sum() * 0.0, torch.zeros(0, dtype=torch.bool, device=states.device)
-    found = row_losses(states, rows, targets.p[places], targets.best[places], torch.full_like(places, -1))
+    found = row_losses(states, rows, targets.p, targets.best, torch.full_like(places, -1), places=places)
     shares = (weights / weights.sum().clamp_min(_LEAST)).float()
     return found.losses @ shares, found.agreed
 

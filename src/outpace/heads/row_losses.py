@@ -21,8 +21,8 @@ from torch.nn import functional
 from outpace.heads.draft_vocabulary import DraftVocabulary
 
 Form = Literal["ce", "tv", "lk"]
-ROWS = 512
-"""Rows whose logits are held at once."""
+ROWS = 128
+"""Rows whose logits are held at once: few enough that passes over them find them in a cache."""
 ETA = 3.0
 """How fast ``lk`` turns from KL to TV as a row's acceptance rises: the paper's best."""
 _LEAST = 1e-9
@@ -40,11 +40,22 @@ class RowLosses(NamedTuple):
 
 
 class _RowLosses(torch.autograd.Function):
-    """``states`` (n, hidden), ``rows`` (Vd, hidden), ``p`` (n, Vd), ``best`` and ``labels`` (n,), -1: none."""
+    """``states`` (n, hidden), ``rows`` (Vd, hidden), ``p`` (m, Vd) and ``best`` (m,), of which row i has ``places[i]``.
+
+    ``labels`` (n,), -1: none.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, rows: Tensor, p: Tensor, best: Tensor, labels: Tensor, form: Form, eta: float
+        ctx: Any,
+        states: Tensor,
+        rows: Tensor,
+        p: Tensor,
+        best: Tensor,
+        places: Tensor,
+        labels: Tensor,
+        form: Form,
+        eta: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         losses = torch.empty(len(states), device=states.device)
         agreed = torch.empty(len(states), dtype=torch.bool, device=states.device)
@@ -55,13 +66,13 @@ class _RowLosses(torch.autograd.Function):
             narrow = functional.linear(states[some], rows)
             # Compared this way because argmax is slow on CPUs, and the maximum is not.
             most = narrow.amax(-1)
-            agreed[some] = narrow.gather(-1, best[some, None])[:, 0] >= most
+            agreed[some] = narrow.gather(-1, best[places[some], None])[:, 0] >= most
             right[some] = (narrow.gather(-1, labels[some, None].clamp_min(0))[:, 0] >= most) & (labels[some] >= 0)
-            losses[some], slope = losses_and_slopes(narrow, p[some], form, eta)
+            losses[some], slope = losses_and_slopes(narrow, p[places[some]], form, eta)
             if slopes is not None:
                 slopes[some] = slope.to(rows.dtype) @ rows
         ctx.form, ctx.eta = form, eta
-        ctx.save_for_backward(slopes, *([states, rows, p] if ctx.needs_input_grad[1] else []))
+        ctx.save_for_backward(slopes, *([states, rows, p, places] if ctx.needs_input_grad[1] else []))
         ctx.mark_non_differentiable(agreed, right)
         return losses, agreed, right
 
@@ -72,14 +83,15 @@ class _RowLosses(torch.autograd.Function):
         to_states = None if slopes is None else (slopes.float() * weights[:, None]).to(slopes.dtype)
         to_rows = None
         if more:  # the logits again: the slopes of all of them would be kept otherwise
-            states, rows, p = more
+            states, rows, p, places = more
             to_rows = torch.zeros_like(rows, dtype=torch.float32)
             for start in range(0, len(states), ROWS):
                 some = slice(start, start + ROWS)
-                _, slope = losses_and_slopes(functional.linear(states[some], rows), p[some], ctx.form, ctx.eta)
+                logits = functional.linear(states[some], rows)
+                _, slope = losses_and_slopes(logits, p[places[some]], ctx.form, ctx.eta)
                 to_rows += (slope * weights[some, None]).to(states.dtype).T @ states[some]
             to_rows = to_rows.to(rows.dtype)
-        return to_states, to_rows, None, None, None, None, None
+        return to_states, to_rows, None, None, None, None, None, None
 
 
 def losses_and_slopes(logits: Tensor, p: Tensor, form: Form, eta: float = ETA) -> tuple[Tensor, Tensor]:
@@ -109,6 +121,7 @@ def row_losses(
     best: Tensor,
     labels: Tensor,
     *,
+    places: Tensor | None = None,
     form: Form = "ce",
     eta: float = ETA,
 ) -> RowLosses:
@@ -116,12 +129,16 @@ def row_losses(
 
     ``rows``: the LM head (Vd, hidden), or the draft vocabulary, which is faster where its rank is low; ``p`` (n, Vd)
     and ``best`` (n,): the target's distributions and their likeliest tokens; ``labels`` (n,) long: draft tokens that
-    ``right`` is about, -1 for none.
+    ``right`` is about, -1 for none. ``places`` (n,) long: where in ``p`` and ``best``, which may be longer, each row's
+    are; None: in its own place.
     """
     if not len(states):
         none = torch.zeros(0, dtype=torch.bool, device=states.device)
         return RowLosses(states.sum(-1).float(), none, none)
     if isinstance(rows, DraftVocabulary):
         states, rows = rows.factors(states)
-    found = _RowLosses.apply(states, rows.to(states.dtype), p, best, labels, form, eta)  # type: ignore[no-untyped-call]
+    if places is None:
+        places = torch.arange(len(states), device=states.device)
+    given = (states, rows.to(states.dtype), p, best, places, labels, form, eta)
+    found = _RowLosses.apply(*given)  # type: ignore[no-untyped-call]
     return RowLosses(*found)

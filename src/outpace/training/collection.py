@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from outpace.training.data_config import DataConfig
 from outpace.training.given_states import GivenStates, opened
 from outpace.training.processes import Processes
 from outpace.training.run import Run
+from outpace.training.run_state import write_seconds_spent
 from outpace.training.shards import Shards
 from outpace.training.state_server import StateServer, is_address, opened_server
 from outpace.training.time_plan import TimePlan, TrainingSpeed
@@ -21,6 +23,8 @@ from outpace.training.training_progress import Report, TrainingProgress
 
 TOKENS = 1_000_000
 """Tokens of answers, where neither they nor a time are given."""
+_APART = 30.0
+"""Seconds between two notes of the time that has been spent."""
 
 
 def collect(
@@ -87,9 +91,24 @@ def collected_for(
         if run.server is not None:  # states are asked for when they are needed, and not kept
             wanted = replace(wanted, answering=run.server.answered, cache_bytes=0)
         collector = Collector(run.model, shards, wanted, excluded)
-        found = collect(collector, shards, tokens, run.bound, run.speed, report)
+        found = collect(collector, shards, tokens, run.bound, run.speed, _Noting(run, report))
         run.processes.wait()
     return found
+
+
+class _Noting:
+    """Notes on the way how much time has been spent, which a run that is killed would otherwise have once more."""
+
+    def __init__(self, run: Run, report: Report) -> None:
+        self._run, self._report = run, report
+        self._noted = -math.inf
+
+    def __call__(self, now: TrainingProgress) -> None:
+        bound = self._run.bound
+        if now.stage in ("stopped", "collected") or bound.clock() - self._noted > _APART:
+            self._noted = bound.clock()
+            write_seconds_spent(self._run.folder, bound.spent)
+        self._report(now)
 
 
 def _until(collector: Collector, tokens: int, report: Report) -> Collected:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -57,8 +57,8 @@ class TrainingData(Protocol):
         """Tokens of answers in a pass."""
         ...
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """One pass, the same for the same ``epoch``."""
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """One pass, the same for the same ``epoch``, without its first ``skip`` batches."""
         ...
 
     def held_out(self) -> Iterator[Batch]:
@@ -153,18 +153,28 @@ class Dataset:
         for path in self.shards.paths:
             yield from self.shards.read(path, wanted=wanted)
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        return prefetched(self._pass(epoch), self._prefetch)
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        return prefetched(self._pass(epoch, skip), self._prefetch)
 
-    def _pass(self, epoch: int) -> Iterator[Batch]:
+    def _pass(self, epoch: int, skip: int) -> Iterator[Batch]:
         order = random.Random(epoch)
         paths = self.shards.paths
         order.shuffle(paths)
         for start in range(0, len(paths), POOL):
             pool, compute = paths[start : start + POOL], not self._prefetch
+            if skip:  # what an earlier run had is told from the sizes alone, as long as it is all of a pool
+                before = order.getstate()
+                rows = [row for path in pool for row in self._cut(self.shards.read(path, wanted=_trained_on))]
+                order.shuffle(rows)
+                count = len(self._groups(rows, order))
+                if count <= skip:
+                    skip -= count
+                    continue
+                order.setstate(before)
             rows = [row for path in pool for row in self._rows(path, _trained_on, compute=compute)]
             order.shuffle(rows)
-            yield from self._batches(rows, order)
+            yield from self._batches(rows, order, skip)
+            skip = 0
 
     def held_out(self) -> Iterator[Batch]:
         if not self._sample:
@@ -201,6 +211,10 @@ class Dataset:
         """
         found = list(self.shards.read(path, self.layers, wanted))
         self._complete(path, found, compute)
+        yield from self._cut(found)
+
+    def _cut(self, found: Iterable[Conversation]) -> Iterator[Row]:
+        """The rows of conversations."""
         for one in found:
             start, end = 0, len(one.tokens)
             while start + OVERLAP < end or start == 0:
@@ -229,7 +243,11 @@ class Dataset:
         for one, states in zip(found, states_of(self.target, found, missing), strict=True):
             one.states |= states
 
-    def _batches(self, rows: list[Row], order: random.Random) -> Iterator[Batch]:
+    def _batches(self, rows: list[Row], order: random.Random, skip: int = 0) -> Iterator[Batch]:
+        yield from ((packed if self.pack else padded)(group) for group in self._groups(rows, order)[skip:])
+
+    def _groups(self, rows: list[Row], order: random.Random) -> list[list[Row]]:
+        """Which rows make a batch, in an order that ``order`` draws; their sizes decide."""
         if not self.pack:
             rows = sorted(rows, key=lambda row: row.size)  # rows of about the same length, for little padding
         groups: list[list[Row]] = [[]]
@@ -239,7 +257,7 @@ class Dataset:
                 groups.append([])
             groups[-1].append(row)
         order.shuffle(groups)
-        yield from ((packed if self.pack else padded)(group) for group in groups if group)
+        return [group for group in groups if group]
 
 
 def padded(rows: Sequence[Row]) -> Batch:

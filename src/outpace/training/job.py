@@ -33,11 +33,19 @@ from outpace.training.data import layers_of_all_kinds
 from outpace.training.data_config import BatchConfig, DataConfig
 from outpace.training.gates.job import TAKES, check_taken, train_gate
 from outpace.training.gates.registry import GateTraining, find_gate
-from outpace.training.job_checks import check_amounts, check_drafter, check_folder, check_lengths, check_shares
+from outpace.training.job_checks import (
+    check_amounts,
+    check_drafter,
+    check_folder,
+    check_lengths,
+    check_shares,
+    check_sources,
+)
 from outpace.training.memory import ran_out
 from outpace.training.processes import started_together
 from outpace.training.run import Run, train_to_the_end, written
 from outpace.training.run_state import seconds_spent
+from outpace.training.starting_head import begun_from, planned
 from outpace.training.state_server import is_address
 from outpace.training.time_plan import TimePlan
 from outpace.training.training_progress import Report, TrainingProgress
@@ -81,6 +89,8 @@ def train(
     max_minutes: float | None = None,
     epochs: float | None = None,
     resume: bool = False,
+    init: str | Path | None = None,
+    rate: float | None = None,
     size: str = "base",
     vocabulary: int | None = None,
     rank: int = 0,
@@ -111,7 +121,10 @@ def train(
     (:mod:`outpace.training.state_server`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
     numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head.
     ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
-    is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
+    is time for. ``init``: a head to begin from, its folder or the kind of a shipped one, whose sizes, draft vocabulary
+    and settings are kept where none are given, and whose weights remain the head until others have a lower held-out
+    loss. ``rate``: largest learning rate of matrices, by default the kind's own (0.02); the others follow it.
+    ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
     ``evaluate_tokens``, ``accumulate``, ``prefetch``, ``shard``: as
     :class:`~outpace.training.data_config.BatchConfig` has them. ``draft_model``: of a gate
@@ -127,17 +140,14 @@ def train(
     check_drafter(draft_model)
     head_kind, method = kind_and_method(kind)
     folder, settings = Path(output), dict(options or {})
-    if vocabulary is None:
+    if vocabulary is None and init is None:
         vocabulary = 0 if rank else VOCABULARY
-    check_amounts(tokens, rank, vocabulary, max_minutes, epochs, cache_bytes)
+    check_amounts(tokens, rank, vocabulary, max_minutes, epochs, cache_bytes, rate)
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
     check_shares(self_written, passages, bool(prompts))
-    if states is not None and data is not None and not is_address(states):
-        raise BadInput("--states and --data are two sources of conversations; give one of them")
+    check_sources(states, data, state_bits)
     check_lengths(turns, prompt_tokens, answer_tokens)
-    if state_bits not in (8, 16):
-        raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
     batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch, shard)
     batches.check()
     check_folder(folder, resume)
@@ -160,15 +170,14 @@ def train(
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     passes = epochs or (math.inf if tokens is None and bound.bounded else 1.0)
 
-    if not isinstance(model, Model):
-        model = model()
+    start, model = begun_from(init, head_kind, model)
     processes = started_together(str(model.info.get("device", "cpu")))
     facts = checkpoint.facts(model.target, model.name)
-    config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
+    config = planned(start, head_kind, facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
     where = folder / "data" if data is None else Path(data)
     shards, server = opened_for(model, layers, config, processes, where, states)
-    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes, server)
+    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes, server, start, rate)
     collected = collected_for(run, shards, wanted, excluded, tokens, on_progress)
     try:
         trainer = run.trainer(resume=resume)
@@ -210,6 +219,8 @@ def train(
             **({"shard": ""} if shard else {}),
             "max-minutes": max_minutes,
             "epochs": epochs,
+            "from": None if init is None else Path(init).name,
+            "rate": rate,
             "size": size,
             "vocabulary": vocabulary,
             "rank": rank or None,
@@ -218,7 +229,7 @@ def train(
         },
     )
     about = {"command": command, "data": collected.public(), "seed": seed, "parameters": parameters(trainer.head)}
-    about["trial"] = trial.public()
+    about |= {"trial": trial.public()} | ({} if start is None else {"from": start.public()})
     made = written(trainer, folder, about)
     processes.wait()
     return TrainedHead(head_kind, method, folder, made)

@@ -7,15 +7,17 @@ from pathlib import Path
 from outpace.core.errors import BadInput
 from outpace.heads.head_config import WEIGHTS
 from outpace.training.run_state import STATE
+from outpace.training.state_server import is_address
 
 
 def check_amounts(
     tokens: int | None,
     rank: int,
-    vocabulary: int,
+    vocabulary: int | None,
     max_minutes: float | None,
     epochs: float | None,
     cache_bytes: float | None,
+    rate: float | None = None,
 ) -> None:
     """Raise BadInput for an amount out of range."""
     for option, value, least in (("--tokens", tokens, 1), ("--rank", rank, 0), ("--vocabulary", vocabulary, 0)):
@@ -24,6 +26,8 @@ def check_amounts(
     for option, amount in (("--max-minutes", max_minutes), ("--epochs", epochs)):
         if amount is not None and not amount > 0.0:
             raise BadInput(f"{option} must be above 0, not {amount:g}")
+    if rate is not None and not 0.0 < rate <= 1.0:
+        raise BadInput(f"--rate must be above 0 and at most 1, not {rate:g}")
     if cache_bytes is not None and not 0.0 <= cache_bytes < float("inf"):
         raise BadInput(f"--cache-bytes must be a number of bytes, not {cache_bytes:g}")
 
@@ -48,7 +52,15 @@ def check_folder(folder: Path, resume: bool) -> None:
         if not resume:
             raise BadInput(f"{folder} holds a run already; continue it with --resume, or choose another folder")
     elif (folder / WEIGHTS).exists():
-        raise BadInput(f"{folder} holds a head already; give another folder")
+        raise BadInput(f"{folder} holds a head already; give another folder, and --from {folder} to begin from it")
+
+
+def check_sources(states: str | Path | None, data: str | Path | None, state_bits: int) -> None:
+    """Raise BadInput for conversations of two sources, and for a size of numbers that hidden states do not have."""
+    if states is not None and data is not None and not is_address(states):
+        raise BadInput("--states and --data are two sources of conversations; give one of them")
+    if state_bits not in (8, 16):
+        raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
 
 
 def check_lengths(turns: int, prompt_tokens: int, answer_tokens: int) -> None:

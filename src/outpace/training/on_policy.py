@@ -3,8 +3,7 @@
 
 At inference a drafter continues its own tokens, and the target's text never has its mistakes in it. So in a share of
 the batches the drafter answers the prompts, with as many tokens as the target's answers had (up to ``MOST``). One
-forward of the target over each gives the hidden states that the loss compares with. A resumed run samples the batches
-that it skips again.
+forward of the target over each gives the hidden states that the loss compares with.
 """
 
 from __future__ import annotations
@@ -54,9 +53,11 @@ class OnPolicy:
     def all_held_out(self) -> Iterator[Batch]:
         return self.data.all_held_out()
 
-    def train(self, epoch: int) -> Iterator[Batch]:
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         order = random.Random(f"on policy {epoch}")
-        for number, batch in enumerate(self.data.train(epoch)):
+        for _ in range(skip):
+            order.random()
+        for number, batch in enumerate(self.data.train(epoch, skip), skip):
             own = order.random() < self.share
             yield self.rewritten(batch, epoch * 1_000_003 + number) if own else batch
 

@@ -27,8 +27,7 @@ MOST = 64
 class Replaying:
     """Training data of which a ``share`` of the batches carries chains of ``head``, and the target's states after them.
 
-    ``most``: chains of a batch, drawn at random from its failed drafts. A resumed run drafts the batches that it skips
-    again.
+    ``most``: chains of a batch, drawn at random from its failed drafts.
     """
 
     def __init__(
@@ -46,9 +45,9 @@ class Replaying:
     def all_held_out(self) -> Iterator[Batch]:
         return self.data.all_held_out()
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        order = random.Random(f"replay {epoch}")
-        for batch in self.data.train(epoch):
+    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        for number, batch in enumerate(self.data.train(epoch, skip), skip):
+            order = random.Random(f"replay {epoch} {number}")
             wanted = order.random() < self.share
             yield self.replayed(batch, order) if wanted else batch
 

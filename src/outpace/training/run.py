@@ -22,7 +22,8 @@ from outpace.training.dataset import Conversations, Dataset
 from outpace.training.on_policy import with_on_policy
 from outpace.training.processes import LostProcess, Processes
 from outpace.training.run_state import read_state
-from outpace.training.schedule import Schedule
+from outpace.training.schedule import VECTOR_RATE, Schedule
+from outpace.training.starting_head import StartingHead
 from outpace.training.state_server import StateServer
 from outpace.training.time_plan import TimePlan, TrainingSpeed
 from outpace.training.trainer import Trainer
@@ -30,6 +31,10 @@ from outpace.training.training_progress import Report, TrainingProgress
 
 _MEASURING = 0.02
 """Of the time that there is: a step of training that takes longer is not repeated to measure its speed."""
+_EVALUATIONS = 60
+"""Evaluations in a run that time bounds, at most; shorter runs have one every ``Schedule.evaluate_every`` seconds."""
+_PATIENT_UNTIL = 0.9
+"""Share of a run before which a loss that does not fall ends nothing: the rate is then 4 % of its largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class Run:
     processes: Processes
     server: StateServer | None = None
     """What answers and gives hidden states in the target's place."""
+    start: StartingHead | None = None
+    """What the head begins as; None: new weights."""
+    rate: float | None = None
+    """Largest learning rate of matrices; None: that of the kind of head. Those of other weights follow it."""
 
     def speed(self) -> TrainingSpeed:
         """How fast a head of this kind learns, on what has been collected."""
@@ -56,12 +65,13 @@ class Run:
         """A new head, or the run in the folder, and what it learns from; it ends when the plan's time is over."""
         state = read_state(self.folder) if resume else None
         trainer = self._made(state, self.processes)
-        if resume:
-            trainer.resume()
+        if not (resume and trainer.resume()) and self.start is not None:
+            trainer.keep_start()
         progress = trainer.progress
         if self.bound.bounded:  # where nothing is left, a new head gets one step and an old one none
             seconds = max(progress.seconds + self.bound.left, 1e-3)
-            trainer.schedule = replace(trainer.schedule, seconds=seconds)
+            apart = max(trainer.schedule.evaluate_every, seconds / _EVALUATIONS)
+            trainer.schedule = replace(trainer.schedule, seconds=seconds, evaluate_every=apart)
         progress.other_seconds = self.bound.spent - progress.seconds
         return trainer
 
@@ -81,13 +91,25 @@ class Run:
         )
         if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
             ids = state["words"].cpu()
+        elif self.start is not None:
+            ids = self.start.words(config.vocabulary, dataset, target.vocab_size)
         else:
             ids = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids))
         head = checkpoint.new_head(config, target, ids, self.seed)
         teacher = teacher_of(target, head, where)
         head.initialise(target, teacher)
+        if self.start is not None:
+            self.start.lend(head)
         learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate, shard=batches.shard)
+        schedule = Schedule(
+            epochs=self.epochs,
+            matrix_rate=self.rate,
+            vector_rate=VECTOR_RATE * (1.0 if self.rate is None else self.rate / head.matrix_rate),
+            patient_until=_PATIENT_UNTIL,
+            accumulate=batches.accumulate,
+            shard=batches.shard,
+            seed=self.seed,
+        )
         return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock, processes)
 
 

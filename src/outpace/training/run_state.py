@@ -1,18 +1,22 @@
-"""The state of a training run on disk, ``trainer.pt`` beside the head: what a resumed run goes on from."""
+"""The state of a training run on disk, ``trainer.pt`` beside the head: what a resumed run goes on from.
+
+``spent.json`` holds the time that was spent before there is such a state, on data.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outpace.core.errors import BadInput
-from outpace.core.files import atomic_file
+from outpace.core.files import atomic_file, read_json, write_atomically
 from outpace.heads.head_config import HeadConfig
 from outpace.models.quiet import one_line
 
-STATE = "trainer.pt"
+STATE, SPENT = "trainer.pt", "spent.json"
 _NEEDED = {"head", "best", "optimisers", "progress", "config"}
 
 
@@ -26,6 +30,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     try:
         with atomic_file(folder / STATE) as unfinished:
             torch.save(state, unfinished)
+        (folder / SPENT).unlink(missing_ok=True)  # the state holds it
     except (OSError, RuntimeError) as error:
         raise BadInput(
             f"{folder / STATE} cannot be written ({error}); the earlier state is kept: free some space, and "
@@ -48,7 +53,23 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def write_seconds_spent(folder: Path, seconds: float) -> None:
+    """Note what has been spent on the head in a folder before there is a state of its training."""
+    try:
+        write_atomically(folder / SPENT, json.dumps({"seconds": round(seconds, 1)}).encode())
+    except OSError as error:
+        where = folder / SPENT
+        raise BadInput(f"{where} cannot be written ({error}); free some space, and continue with --resume") from error
+
+
 def seconds_spent(folder: Path) -> float:
     """What earlier runs have spent on the head in a folder, data and training together; 0 where there is none."""
     progress = (read_state(folder) or {"progress": {}})["progress"]
-    return float(progress.get("seconds", 0.0)) + float(progress.get("other_seconds", 0.0))
+    trained = float(progress.get("seconds", 0.0)) + float(progress.get("other_seconds", 0.0))
+    path = folder / SPENT
+    if not path.exists():
+        return trained
+    noted = read_json(path).get("seconds")
+    if not isinstance(noted, int | float) or not 0.0 <= noted < float("inf"):
+        raise BadInput(f"{path} is damaged; delete it, and the time of earlier runs is counted from the training alone")
+    return max(trained, float(noted))

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from outpace.core.errors import BadInput
 
+VECTOR_RATE = 1e-3
+"""Largest learning rate of weights that are no matrices, beside the largest of a kind's matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -20,11 +23,13 @@ class Schedule:
     epochs: float = 1.0
     seconds: float = math.inf
     matrix_rate: float | None = None
-    vector_rate: float = 1e-3
+    vector_rate: float = VECTOR_RATE
     save_every: float = 120.0
     evaluate_every: float = 300.0
     patience: int = 3
     """Evaluations without improvement after which training ends."""
+    patient_until: float = 0.0
+    """Share of the run up to which evaluations do not count for patience: a high learning rate holds the loss up."""
     accumulate: int = 1
     """Batches in a step of the optimiser, their gradients averaged."""
     shard: bool = False

@@ -145,12 +145,11 @@ class Trainer:
         count = self.processes.count
         while True:
             seen = False
-            dealt = self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch))
-            for number, batch in enumerate(dealt):
+            had = self.progress.batch * count  # by an earlier run
+            for batch in self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch, had)):
                 seen = True
-                if number >= self.progress.batch:  # an earlier run had those before
-                    yield batch
-            if not seen:
+                yield batch
+            if not seen and not had:
                 raise BadInput(
                     "there is nothing to train on: no conversation outside the held-out split"
                     if count == 1
@@ -226,9 +225,14 @@ class Trainer:
             self.best = {name: value.detach().clone() for name, value in self._trained()}
         if means["loss"] < self.progress.lowest:
             self.progress.lowest, self.progress.worse = means["loss"], 0
-        else:
+        elif self.share >= self.schedule.patient_until:
             self.progress.worse += 1
         return means
+
+    def keep_start(self) -> None:
+        """Keep the weights as they are, which were trained before, until others have a lower held-out loss."""
+        self.evaluate()
+        self.progress.lowest = math.inf  # a rate that rises again raises the loss at first
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:

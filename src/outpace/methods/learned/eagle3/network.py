@@ -140,9 +140,10 @@ class Eagle3(Head):
             losses = row_losses(
                 normed,
                 self.draft_vocabulary,
-                targets.p[places],
-                targets.best[places],
+                targets.p,
+                targets.best,
                 labels,
+                places=places,
                 form=options.loss,
                 eta=options.eta,
             )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Batch
-from outpace.heads.unrolled import Pair, gathered, spread, unrolled
+from outpace.heads.unrolled import Pair, gathered, spread, unrolled, widened
 
 if TYPE_CHECKING:
     from outpace.methods.learned.eagle3.network import Eagle3
@@ -31,6 +31,7 @@ class Unrolling:
         self.rows = torch.arange(len(self._where), device=self._where.device)
         self._steps = 0
         self._keys_values: list[Pair] = []
+        self._begins: list[int] = []
 
     def step(self, wanted: Tensor, tokens: Tensor) -> Tensor:
         """Run one step of those of the last rows that are ``wanted`` (B * T,) bool; later steps run no others.
@@ -51,12 +52,13 @@ class Unrolling:
             state = normed
         where = self._where[rows] + self._steps
         keys, values = (spread(one, rows, self._shape) for one in attention.keys_values(read, where))
-        self._keys_values.append((keys, values))
         if not self._steps:
             rows, state, read, where = rows[chosen], state[chosen], read[:, chosen], where[chosen]
+            self._begins = _begins(rows, self._shape, self._lengths)
         queries = spread(attention.queries(read, where), rows, self._shape)
+        self._keys_values.append(widened((keys, values), queries.shape[1]))
         first, *later = self._keys_values
-        attended = attention.o_proj(gathered(unrolled(queries, first, later, self._lengths), rows))
+        attended = attention.o_proj(gathered(unrolled(queries, first, later, self._lengths, self._begins), rows))
         stream = layer.feed(state + attended)
         found: Tensor = head.norm(stream)
         self.rows, self._state = rows, head.handed_on(stream, found)
@@ -71,3 +73,16 @@ class Unrolling:
     @property
     def _layer(self) -> Any:
         return self._head.layers[0]
+
+
+def _begins(rows: Tensor, shape: torch.Size, lengths: list[int] | None) -> list[int]:
+    """The first of ``rows`` in each packed conversation, or in any of the batch's; its end where there is none."""
+    if lengths is None:
+        return [int((rows % shape[1]).min()) if len(rows) else shape[1]]
+    found, start = [], 0
+    for size in lengths:
+        at = int(torch.searchsorted(rows, start))
+        first = int(rows[at]) if at < len(rows) else start + size
+        found.append(min(first - start, size))
+        start += size
+    return found
