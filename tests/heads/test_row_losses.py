@@ -49,7 +49,7 @@ def test_rows_at_places_have_the_losses_and_slopes_of_rows_side_by_side(
 ) -> None:
     """How many rows are held at once, and where their distributions lie, changes nothing but rounding."""
     states, rows, p = given(70)
-    vocabulary = DraftVocabulary(torch.arange(VOCABULARY), rows, **how)  # type: ignore[arg-type]
+    vocabulary = DraftVocabulary(torch.arange(VOCABULARY), rows, **how)
     places, labels = torch.randperm(70)[:50], torch.randint(-1, VOCABULARY, (50,))
     trained = [states, *vocabulary.parameters()]
     found = []

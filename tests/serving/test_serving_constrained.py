@@ -106,7 +106,7 @@ def test_a_weighting_of_what_a_grammar_allows() -> None:
             assert answer.json()["usage"]["speculation"]["constraint_weighting"] == sampled
         refused(to, 400, "no constraint_weighting 'fov'", constraint_weighting="fov", guided_choice=["yes", "no"])
         refused(to, 400, "weights what a grammar allows, and there is none", constraint_weighting="fvo")
-        many = {"constraint_weighting": "fvo(max_nodes=1025)", "guided_choice": ["yes", "no"]}
+        many: dict[str, Any] = {"constraint_weighting": "fvo(max_nodes=1025)", "guided_choice": ["yes", "no"]}
         error = refused(to, 400, "max_nodes is 1,025, and this server scores 1,024 for a request at most", **many)
         assert error["param"] == "constraint_weighting"
 
