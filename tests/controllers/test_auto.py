@@ -334,6 +334,26 @@ def test_a_plan_s_rounds_are_those_of_all_options_in_one_measure() -> None:
     assert found.best.tokens == pytest.approx(1 + 2.5) and found.best.steps == pytest.approx(1.08 + 0.2)
 
 
+def test_a_token_that_a_draft_seldom_has_is_not_set_against_a_whole_row() -> None:
+    """Half of the drafts have one token, half have three: their rows are two in the mean."""
+    costs = [1.0, 1.15, 1.3, 1.45, 1.6]
+    offer, shares = [0.7, 0.3, 0.25], [1.0, 0.5, 0.5]
+    found = yields.plan([[]], [offer], costs, 1.0, lambda size: 0.1, [shares])
+    assert found.asked == (0,)
+    assert found.best.tokens == pytest.approx(2.25) and found.best.steps == pytest.approx(1.3 + 0.1)
+    whole = yields.plan([[]], [offer], costs, 1.0, lambda size: 0.1)
+    assert whole.best.speedup < found.best.speedup
+
+
+def test_what_is_known_of_a_draft_is_how_often_it_has_each_token_too() -> None:
+    known = Yield()
+    for at in range(40):
+        known.learn([0.6, 0.4, 0.3] if at % 2 else [0.6], 0.9, 1)
+    assert known.shares[0] == pytest.approx(1.0, abs=0.01)
+    assert known.shares[1] == known.shares[2] == pytest.approx(0.5, abs=0.1)
+    assert len(known.shares) == len(known.expected(0.0))
+
+
 def test_in_a_large_batch_as_few_requests_are_asked_for_as_are_worth_it() -> None:
     offers: list[list[float]] = [[0.9, 0.85, 0.8]] * 2 + [[0.05]] * 14
     found = yields.plan([[]] * 16, offers, [1.0 + 0.01 * count for count in range(80)], 16.0, lambda size: 0.02 * size)
@@ -359,6 +379,45 @@ def test_the_clock_shows_the_usual_time() -> None:
         clock.read(1, seconds)
     assert clock.seconds(1) == 1.0
     assert clock.seconds(4) is None
+
+
+def test_reading_a_text_takes_what_texts_of_its_length_took() -> None:
+    clock = Clock()
+    for _ in range(3):
+        clock.read(1, 1.0)
+    assert clock.reading(10) == 0.0, "nothing was read yet"
+    for tokens, seconds in ((10, 2.0), (12, 2.0), (300, 4.0)):
+        clock.read_text(tokens, 1, seconds)
+    assert clock.seconds(1) == 1.0
+    assert clock.reading(9) == 1.0
+    assert clock.reading(400) == 3.0, "not thirty times what ten tokens take"
+    assert clock.reading(1000) == 6.0
+
+
+def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what was committed meanwhile. Were that a draft's time, a part that is asked now and then would be given
+    up for being slow."""
+    target = wandering()
+    now = [0.0]
+
+    class Reader(Foresight):
+        """Takes a second to draft, and one more for each token beyond those of a round."""
+
+        read = 2
+
+        def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+            length = len(state.sequence.tokens)
+            now[0] += 1.0 + max(0, length - self.read - auto_drafter.BESIDE)
+            self.read = length
+            return super().propose(state, budget)
+
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
+    method = of(target, Reader(target, lambda at: at % 24 < 8))
+    assert isinstance(method.drafter, Auto)
+    clock = method.drafter._shared.clock = Clock()
+    answer(target, method, length=400)
+    assert clock.seconds(1) == 1.0
+    assert clock.reading(8) > 0.0
 
 
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

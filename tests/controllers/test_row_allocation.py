@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.row_allocation import allot, mean_costs
+from outpace.controllers.row_allocation import allot, mean_costs, with_uncertain
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
@@ -23,6 +23,16 @@ from support import Path, Q, Toy, method, sampled_chain
 from test_cost_model import Given
 
 DESCENDING = st.lists(st.floats(0, 1), max_size=4).map(lambda probs: sorted(probs, reverse=True))
+
+
+@given(DESCENDING, DESCENDING, st.lists(st.floats(0, 0.6), min_size=9, max_size=14), st.floats(0, 1))
+def test_a_draft_that_is_certain_to_come_is_as_good_as_there(
+    there: list[float], expected: list[float], steps: list[float], spent: float
+) -> None:
+    costs = list(accumulate(steps, initial=1.0))
+    both = sorted([*there, *expected], reverse=True)
+    found = with_uncertain(there, [(prob, 1.0) for prob in expected], costs, 1.0, spent)
+    assert found.speedup == pytest.approx(allot([both], costs, 1.0, spent=spent)[1].speedup)
 
 
 @given(

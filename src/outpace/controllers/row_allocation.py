@@ -38,6 +38,32 @@ def allot(
     return tuple(counts), forecast
 
 
+def with_uncertain(
+    certain: Seq[float], uncertain: Seq[tuple[float, float]], costs: Seq[float], base_tokens: float, spent: float
+) -> Forecast:
+    """The round with the most expected tokens per time where a part of the draft is yet to be made.
+
+    ``certain``: path acceptance probabilities of draft tokens that there are; ``uncertain``: of ones that a drafter may
+    propose, each with the share of its drafts that have it. A token that seldom comes takes that share of a row, so its
+    probability, which counts the drafts without it as 0, is not set against the whole row.
+    """
+    ranked = [(prob, 1.0, prob) for prob in certain]
+    ranked += [(prob / share, share, prob) for prob, share in uncertain if prob > 0.0]
+    ranked.sort(reverse=True)
+    rows, tokens, last = 0.0, base_tokens, len(costs) - 1
+    best_tokens, best_cost = base_tokens, costs[0] + spent
+    for _, share, prob in ranked:
+        rows += share
+        tokens += prob
+        whole = int(rows)
+        if whole >= last:
+            break
+        cost = costs[whole] + (rows - whole) * (costs[whole + 1] - costs[whole]) + spent
+        if tokens * best_cost > best_tokens * cost:
+            best_tokens, best_cost = tokens, cost
+    return Forecast(best_tokens, best_cost)
+
+
 def mean_costs(costs: Seq[tuple[float, ...]]) -> tuple[float, ...]:
     """The relative costs of a round of requests whose own differ, as their contexts do; as far as all are known."""
     first = costs[0]

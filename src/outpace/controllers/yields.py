@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outpace.controllers.predictor import Forecast
-from outpace.controllers.row_allocation import allot
+from outpace.controllers.row_allocation import allot, with_uncertain
 
 PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 """How likely the draft tokens of a learned drafter are accepted before any were seen, the likeliest first."""
@@ -52,10 +52,12 @@ LONGEST_REST = 1024
 @dataclass(slots=True)
 class _Record:
     """What drafts promised, and what they added. ``profile[n]``: mean probability of the n-th likeliest draft token, of
-    the last ``recent`` drafts. ``usual``, ``odds``: the correction, and the odds that the drafter is worth anything."""
+    the last ``recent`` drafts, 0 where a draft has fewer; ``shares[n]``: how many have it. ``usual``, ``odds``: the
+    correction, and the odds that the drafter is worth anything."""
 
     recent: int
     profile: list[float] = field(default_factory=lambda: list(PRIOR))
+    shares: list[float] = field(default_factory=lambda: [1.0] * len(PRIOR))
     usual: float = 1.0
     odds: float = ODDS
     weight: float = WEIGHT
@@ -75,9 +77,13 @@ class _Record:
 
     def learn(self, probs: Seq[float], promised: float, added: float, fade: float) -> None:
         self.drafts = min(self.drafts + 1, self.recent)
-        self.profile += [0.0] * (min(len(probs), LARGEST) - len(self.profile))
+        further = min(len(probs), LARGEST) - len(self.profile)
+        self.profile += [0.0] * further
+        self.shares += [0.0] * further
         for at, known in enumerate(self.profile):
-            self.profile[at] += ((probs[at] if at < len(probs) else 0.0) - known) / self.drafts
+            drafted = at < len(probs)
+            self.profile[at] += ((probs[at] if drafted else 0.0) - known) / self.drafts
+            self.shares[at] += (drafted - self.shares[at]) / self.drafts
         share = 1.0 / max(1.0, promised)  # tokens of one path fail together: a draft tells no more for being long
         self.promised = fade * self.promised + share * promised
         self.added = fade * self.added + share * added
@@ -93,10 +99,14 @@ class _Record:
         self.promised, self.added = stays * self.promised, stays * self.added
         self.usual = stays * self.usual + RELAX * usual.correction
         self.odds = self.odds**stays * within(usual.odds) ** RELAX
-        profile, known = self.profile, usual.profile
-        if len(profile) < len(known):
-            profile += [0.0] * (len(known) - len(profile))
-        profile[: len(known)] = [stays * own + RELAX * one for own, one in zip(profile, known, strict=False)]
+        _move(self.profile, usual.profile, RELAX)
+        _move(self.shares, usual.shares, RELAX)
+
+
+def _move(own: list[float], to: Seq[float], share: float) -> None:
+    """Move numbers by a share of the way to others."""
+    own += [0.0] * (len(to) - len(own))
+    own[: len(to)] = [(1.0 - share) * one + share * other for one, other in zip(own, to, strict=False)]
 
 
 def within(odds: float) -> float:
@@ -143,7 +153,9 @@ class Yield:
         self._all = _of_all(proven) if standing is None else standing.record
         """Of all drafts: of other requests too where they may matter, else of this one."""
         known = self._all
-        self._record = _Record(RECENT, list(known.profile), known.correction, within(known.odds), known.weight)
+        self._record = _Record(
+            RECENT, list(known.profile), list(known.shares), known.correction, within(known.odds), known.weight
+        )
         self.waited, self.patience = 0, PATIENCE
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
@@ -159,6 +171,11 @@ class Yield:
         scale = self._record.trust * (1.0 - min(1.0, copied))
         found = [scale * prob for prob in self._record.profile]
         return found if scale <= 1.0 else [min(1.0, prob) for prob in found]
+
+    @property
+    def shares(self) -> Seq[float]:
+        """How many of its drafts have each of the tokens that :meth:`expected` speaks of."""
+        return self._record.shares
 
     def at_best(self, copied: float) -> list[float]:
         """The same if it were at least as good as drafters are expected to be: what a trial may find."""
@@ -230,12 +247,14 @@ def plan(
     costs: Seq[float],
     base_tokens: float,
     drafting: Callable[[int], float],
+    shares: Seq[Seq[float]] = (),
 ) -> Plan:
     """For which requests of a batch to ask the learned drafter: those with which the batch commits most per time.
 
     ``free[i]``, ``learned[i]``: path acceptance probabilities, in descending order, of what the free drafter has
     drafted for request i and of what the learned one is expected to add; empty where it cannot be asked. ``costs[n]``:
     of a round with n draft tokens; ``drafting(k)``: of a learned draft for k requests, in the same unit.
+    ``shares[i]``: how many drafts of the learned one have each of ``learned[i]``; all, where nothing is given.
     """
     counts, alone = allot(free, costs, base_tokens)
     best = alone
@@ -244,8 +263,10 @@ def plan(
     gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
     order = sorted(gains, key=lambda at: -gains[at])
     size, least = 1, MARGIN * alone.speedup
+    offered = {at: _with_shares(learned[at], shares[at] if shares else ()) for at in order}
     if len(order) > 1:  # in most rounds of a batch this shows that nobody is asked
-        offers = [prob for probs in (*free, *learned) for prob in probs]
+        offers = [prob for probs in free for prob in probs]
+        offers += [prob / share for at in order for prob, share in offered[at]]
         slack = 1.0 - 1e-9  # for sums in another order
         if not _may_gain(offers, costs, base_tokens, drafting(1), slack * least):
             return Plan((), counts, alone, best)
@@ -255,9 +276,9 @@ def plan(
         # Even if rows cost nothing; a larger draft never takes less time.
         if (alone.tokens + sum(gains.values())) / (costs[0] + cost) <= least:
             break
-        members = set(order[:size])
-        whole = [_joined(own, learned[at]) if at in members else own for at, own in enumerate(free)]
-        _, found = allot(whole, costs, base_tokens, spent=cost)
+        members = order[:size]
+        drafts = [one for at in members for one in offered[at]]
+        found = with_uncertain([prob for probs in free for prob in probs], drafts, costs, base_tokens, cost)
         if found.speedup > max(least, best.speedup):
             asked, best, spent = tuple(sorted(members)), found, cost
         if size == len(order):
@@ -280,5 +301,6 @@ def _may_gain(offers: Seq[float], costs: Seq[float], base_tokens: float, draftin
     return False
 
 
-def _joined(own: Seq[float], learned: Seq[float]) -> Seq[float]:
-    return sorted([*own, *learned], reverse=True) if own else learned
+def _with_shares(probs: Seq[float], shares: Seq[float]) -> list[tuple[float, float]]:
+    """Each probability with how often its token comes, which is never less often than it is accepted."""
+    return [(prob, max(prob, shares[at]) if at < len(shares) else 1.0) for at, prob in enumerate(probs)]

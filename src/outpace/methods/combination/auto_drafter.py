@@ -127,6 +127,7 @@ class Auto(MergedTrees[AutoState]):
         base = max([budget.base_tokens for budget in budgets])
         ranked, probs, copied = list[list[int]](), list[list[float]](), list[float]()
         tolls, offers, due = list[float](), list[list[float]](), list[bool]()
+        shares = list[Seq[float]]()
         for state, budget in zip(states, budgets, strict=True):
             order, reachable = state.free.likeliest_first()
             ranked.append(order)
@@ -135,17 +136,20 @@ class Auto(MergedTrees[AutoState]):
             toll = self.times.toll(state.unread, timed, base) if able and state.unread else 0.0
             copied.append(first)
             tolls.append(toll)
-            offers.append(after_toll(_offer(state, first), toll) if able else [])
+            offer, often = _offer(state, first) if able else ([], ())
+            offers.append(after_toll(offer, toll))
+            shares.append(often)
             due.append(able and state.known.due())
 
         def chosen() -> Plan:
-            return plan(probs, offers, costs, base, lambda size: self.times.draft_steps(timed, size))
+            return plan(probs, offers, costs, base, lambda size: self.times.draft_steps(timed, size), shares)
 
         found = chosen()
         trial = not found.asked and any(due)
         if trial:
             hoped = zip(states, copied, tolls, due, strict=True)
             offers = [after_toll(one.known.at_best(first), toll) if tried else [] for one, first, toll, tried in hoped]
+            shares = []
             found = chosen()
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
@@ -213,11 +217,14 @@ class Auto(MergedTrees[AutoState]):
             state.free, state.asked = NO_DRAFT, None
 
 
-def _offer(state: AutoState, copied: float) -> list[float]:
-    """What the learned part is expected to add. Of a request that it has not drafted for its own probabilities tell
-    more than other requests do: one look is worth it where the prompt is soon read."""
+def _offer(state: AutoState, copied: float) -> tuple[list[float], Seq[float]]:
+    """What the learned part is expected to add, and how many of its drafts have these tokens. Of a request that it has
+    not drafted for its own probabilities tell more than other requests do: one look is worth it where the prompt is
+    soon read."""
     unseen = not state.read and len(state.sequence.tokens) <= SOON_READ
-    return state.known.at_best(copied) if unseen and state.known.hopeful else state.known.expected(copied)
+    if unseen and state.known.hopeful:
+        return state.known.at_best(copied), ()
+    return state.known.expected(copied), state.known.shares
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
