@@ -11,7 +11,7 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.predictor import nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
-from outpace.controllers.yields import Plan, Yield, after_toll, plan
+from outpace.controllers.yields import HORIZON, Plan, Yield, after_toll, plan
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.agreement import mixed
 from outpace.drafting.base import Drafter
@@ -28,6 +28,9 @@ for."""
 BESIDE = 4
 """Tokens of a text that the learned part reads beside a draft: those of the last round. Reading more takes time that is
 not that of a draft. Where a part is asked now and then, it would seem slow, and would not be asked any more."""
+TRIED = 0.05
+"""What reading a text may take of the time that its answer has taken, where the learned part is tried against
+expectation: a long prompt is read for a long answer alone."""
 SOON_READ = 256
 """Tokens of a text that the learned part reads in little more time than it drafts."""
 
@@ -43,6 +46,13 @@ class AutoState(MergeState):
     """What the learned draft has taken, in autoregressive steps of the round."""
     read: int = 0
     """Tokens there were when the learned part drafted last: it reads those that came since before its next draft."""
+
+    began: int = 0
+    """Tokens there were at first."""
+
+    @property
+    def written(self) -> int:
+        return len(self.sequence.tokens) - self.began
 
     @property
     def unread(self) -> int:
@@ -84,11 +94,13 @@ class Auto(MergedTrees[AutoState]):
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
         memory = self._memory if sequence.params.greedy else self._sampled_memory
-        return AutoState(sequence, parts, known=memory.open(sequence))
+        return AutoState(sequence, parts, known=memory.open(sequence), began=len(sequence.tokens))
 
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
-        return super().rewind(state, sequence, kept)
+        state = super().rewind(state, sequence, kept)
+        state.began = len(sequence.tokens)
+        return state
 
     # ------------------------------------------------------------------------------------------------- drafting
 
@@ -133,13 +145,14 @@ class Auto(MergedTrees[AutoState]):
             ranked.append(order)
             probs.append(reachable)
             first, able = _first(state.free), part_budget(budget, 1).depth > 0
-            toll = self.times.toll(state.unread, timed, base) if able and state.unread else 0.0
+            reading = self.times.reading(state.unread, timed) if able else 0.0
+            toll = reading * base / HORIZON
             copied.append(first)
             tolls.append(toll)
             offer, often = _offer(state, first) if able else ([], ())
             offers.append(after_toll(offer, toll))
             shares.append(often)
-            due.append(able and state.known.due())
+            due.append(able and state.known.due() and reading <= TRIED * state.written)
 
         def chosen() -> Plan:
             return plan(probs, offers, costs, base, lambda size: self.times.draft_steps(timed, size), shares)

@@ -16,7 +16,7 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.draft_clock import Clock
 from outpace.controllers.predictor import Predictor
-from outpace.controllers.yields import HORIZON, Standing
+from outpace.controllers.yields import Standing
 from outpace.drafting.base import Drafter
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Target
@@ -112,14 +112,12 @@ class LearnedTimes:
             for sampled in (False, True):
                 self._rehearsed(batch, sampled)
 
-    def toll(self, unread: int, timed: Timing, base_tokens: float) -> float:
-        """Tokens that the target gives in the time in which the part reads ``unread`` tokens of a text, for each draft
-        after it."""
-        if not timed.live:
+    def reading(self, unread: int, timed: Timing) -> float:
+        """What the part takes to read ``unread`` tokens of a text; 0 where no clock may be read."""
+        if not unread or not timed.live:
             return 0.0
         seconds = self.shared.clock.reading(unread)
-        steps = self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
-        return steps * base_tokens / HORIZON
+        return self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
 
     def took(self, count: int, unread: int, seconds: float) -> None:
         """A draft for ``count`` greedy requests took so long, which read ``unread`` tokens first. A recorded time that
