@@ -256,7 +256,7 @@ class DenseTarget(RowTarget):
         if spec.second_norm is not None and spec.hidden % BLOCK:
             return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of, and its own K/V is small.
-        return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
+        return DenseTarget(spec, "int8" if self.dtype in ("int4", "bfloat16") else self.dtype, embeddings_of=self)
 
 
 def _kv_format(precision: str, kv_dtype: str) -> str:
