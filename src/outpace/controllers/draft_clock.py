@@ -1,4 +1,4 @@
-"""How long a learned drafter drafts, read off its last drafts."""
+"""How long a learned drafter drafts, read off its last drafts; and how much longer rounds take after it has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import deque
 from statistics import median
 
 _FEW, _CLOCKED = 3, 9
+_ROUNDS = 15
+"""Rounds of each kind that are compared."""
 
 
 class Clock:
@@ -55,3 +57,24 @@ class Clock:
         size = tokens.bit_length()
         nearest = min(self._reading, key=lambda known: (abs(known - size), known))
         return median(self._reading[nearest]) * 2.0 ** (size - nearest)
+
+
+class Aftereffect:
+    """How much longer the rest of a round takes after a learned draft than after none. The draft has emptied the
+    processor's caches of what the target's forward reads, and its tokens are united with others and learned from."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[bool, deque[float]] = {asked: deque(maxlen=_ROUNDS) for asked in (False, True)}
+
+    def saw(self, seconds: float, cost: float, *, asked: bool) -> None:
+        """The rest of a round that costs ``cost`` autoregressive steps by the forward's measured costs took so long."""
+        if seconds > 0.0:
+            self._rounds[asked].append(seconds / cost)
+
+    @property
+    def share(self) -> float:
+        """Of the time of a round; 0 before enough rounds of both kinds were seen."""
+        alone, asked = self._rounds[False], self._rounds[True]
+        if min(len(alone), len(asked)) < _ROUNDS:
+            return 0.0
+        return max(0.0, median(asked) / median(alone) - 1.0)

@@ -45,6 +45,8 @@ MARGIN = 1.03
 PATIENCE, MOST_PATIENCE = 16, 256
 """Rounds without the learned drafter after which it is tried again: at first, and at most. A trial without gain doubles
 them, one that gains halves them and is followed by another at once."""
+SELDOM = 4
+"""Rounds from one attempt at a trial to the next."""
 LONGEST_REST = 1024
 """Most rounds, of all requests together, between trials of a drafter that has added nothing to any of them."""
 
@@ -73,7 +75,7 @@ class _Record:
     @property
     def trust(self) -> float:
         """What a promised token is worth: a drafter that fails in spite of high probabilities is given up soon."""
-        return self.correction * self.odds / (1.0 + self.odds)
+        return self.correction * min(1.0, self.odds / (1.0 + self.odds) * (1.0 + 1.0 / MOST_ODDS))
 
     def learn(self, probs: Seq[float], promised: float, added: float, fade: float) -> None:
         self.drafts = min(self.drafts + 1, self.recent)
@@ -188,9 +190,11 @@ class Yield:
         return self._all.odds > 1.0
 
     def due(self) -> bool:
-        """Whether it is time to try it against expectation."""
-        rests = self.standing is not None and self.standing.rests
-        return self.again or (self.waited >= self.patience and not rests)
+        """Whether it is time to try it against expectation; when that round did not suit, not in each that follows."""
+        if self.again:
+            return True
+        late = self.waited - self.patience
+        return late >= 0 and late % SELDOM == 0 and not (self.standing is not None and self.standing.rests)
 
     def passed(self, *, asked: bool, trial: bool = False) -> None:
         """A round begins in which it is asked, or not."""

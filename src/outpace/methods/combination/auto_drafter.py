@@ -49,6 +49,9 @@ class AutoState(MergeState):
 
     began: int = 0
     """Tokens there were at first."""
+    drafted: tuple[float, float, bool] | None = None
+    """When the draft of the round under way was made, what the round costs without it, and whether the learned part was
+    asked; None where no clock is read."""
 
     @property
     def written(self) -> int:
@@ -105,8 +108,12 @@ class Auto(MergedTrees[AutoState]):
     # ------------------------------------------------------------------------------------------------- drafting
 
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
+        alone = states[0] if len(states) == 1 and _greedy(states) else None
+        if alone is not None and alone.drafted is not None:
+            made, cost, asked = alone.drafted
+            self._shared.after.saw(perf_counter() - made, cost, asked=asked)
         for state in states:
-            state.asked, state.spent = None, 0.0
+            state.asked, state.spent, state.drafted = None, 0.0, None
         if len(self.parts) == 1:
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
@@ -122,6 +129,9 @@ class Auto(MergedTrees[AutoState]):
         else:
             for state, budget in zip(states, budgets, strict=True):
                 self._decide([state], [budget], _timing([state], [budget]))
+        if alone is not None and (costs := budgets[0].relative_costs):
+            cost = costs[min(len(alone.united), len(costs) - 1)]
+            alone.drafted = perf_counter(), cost, alone.asked is not None
         return [state.united for state in states]
 
     @staticmethod
@@ -154,8 +164,13 @@ class Auto(MergedTrees[AutoState]):
             shares.append(often)
             due.append(able and state.known.due() and reading <= TRIED * state.written)
 
+        after = self._shared.after.share if timed.live and timed.batch == 1 else 0.0
+
+        def drafting(size: int) -> float:
+            return self.times.draft_steps(timed, size) + after
+
         def chosen() -> Plan:
-            return plan(probs, offers, costs, base, lambda size: self.times.draft_steps(timed, size), shares)
+            return plan(probs, offers, costs, base, drafting, shares)
 
         found = chosen()
         trial = not found.asked and any(due)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
-from outpace.controllers.draft_clock import Clock
+from outpace.controllers.draft_clock import Aftereffect, Clock
 from outpace.controllers.predictor import Predictor
 from outpace.controllers.yields import Standing
 from outpace.drafting.base import Drafter
@@ -31,6 +31,7 @@ class Shared:
 
     standing: Standing = field(default_factory=Standing)
     clock: Clock = field(default_factory=Clock)
+    after: Aftereffect = field(default_factory=Aftereffect)
 
 
 _SHARED: WeakKeyDictionary[Target, dict[str, Shared]] = WeakKeyDictionary()
