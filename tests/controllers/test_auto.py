@@ -17,7 +17,7 @@ import torch
 
 from outpace.acceptance.default import default_rule
 from outpace.certify.exact import certify_exact, tiny_context
-from outpace.controllers import yields
+from outpace.controllers import learned_plan, yields
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
@@ -317,18 +317,18 @@ DEAR_ROWS = [1.0 + 0.4 * count for count in range(40)]
 
 def test_the_learned_part_is_asked_where_the_batch_commits_more_per_time() -> None:
     good, bad = [0.9, 0.8, 0.7], [0.02, 0.01]
-    assert yields.plan([[], []], [good, bad], CHEAP_ROWS, 2.0, lambda size: 0.1 * size).asked == (0,)
-    assert yields.plan([[], []], [good, good], CHEAP_ROWS, 2.0, lambda size: 0.1 * size).asked == (0, 1)
-    assert yields.plan([[], []], [good, ()], CHEAP_ROWS, 2.0, lambda size: 0.1).asked == (0,), (
+    assert learned_plan.plan([[], []], [good, bad], CHEAP_ROWS, 2.0, lambda size: 0.1 * size).asked == (0,)
+    assert learned_plan.plan([[], []], [good, good], CHEAP_ROWS, 2.0, lambda size: 0.1 * size).asked == (0, 1)
+    assert learned_plan.plan([[], []], [good, ()], CHEAP_ROWS, 2.0, lambda size: 0.1).asked == (0,), (
         "the other cannot be asked"
     )
-    assert yields.plan([[], []], [good, good], CHEAP_ROWS, 2.0, lambda size: 3.0).asked == ()
-    assert yields.plan([[], []], [good, good], DEAR_ROWS, 2.0, lambda size: 0.5).asked == ()
+    assert learned_plan.plan([[], []], [good, good], CHEAP_ROWS, 2.0, lambda size: 3.0).asked == ()
+    assert learned_plan.plan([[], []], [good, good], DEAR_ROWS, 2.0, lambda size: 0.5).asked == ()
 
 
 def test_a_plan_s_rounds_are_those_of_all_options_in_one_measure() -> None:
     copies, offer = [0.9, 0.8], [0.5, 0.3]
-    found = yields.plan([copies], [offer], CHEAP_ROWS, 1.0, lambda size: 0.2)
+    found = learned_plan.plan([copies], [offer], CHEAP_ROWS, 1.0, lambda size: 0.2)
     assert found.asked == (0,) and found.drafting == 0.2
     assert found.alone.tokens == pytest.approx(1 + 1.7) and found.alone.steps == pytest.approx(1.04)
     assert found.best.tokens == pytest.approx(1 + 2.5) and found.best.steps == pytest.approx(1.08 + 0.2)
@@ -338,10 +338,10 @@ def test_a_token_that_a_draft_seldom_has_is_not_set_against_a_whole_row() -> Non
     """Half of the drafts have one token, half have three: their rows are two in the mean."""
     costs = [1.0, 1.15, 1.3, 1.45, 1.6]
     offer, shares = [0.7, 0.3, 0.25], [1.0, 0.5, 0.5]
-    found = yields.plan([[]], [offer], costs, 1.0, lambda size: 0.1, [shares])
+    found = learned_plan.plan([[]], [offer], costs, 1.0, lambda size: 0.1, [shares])
     assert found.asked == (0,)
     assert found.best.tokens == pytest.approx(2.25) and found.best.steps == pytest.approx(1.3 + 0.1)
-    whole = yields.plan([[]], [offer], costs, 1.0, lambda size: 0.1)
+    whole = learned_plan.plan([[]], [offer], costs, 1.0, lambda size: 0.1)
     assert whole.best.speedup < found.best.speedup
 
 
@@ -356,9 +356,11 @@ def test_what_is_known_of_a_draft_is_how_often_it_has_each_token_too() -> None:
 
 def test_in_a_large_batch_as_few_requests_are_asked_for_as_are_worth_it() -> None:
     offers: list[list[float]] = [[0.9, 0.85, 0.8]] * 2 + [[0.05]] * 14
-    found = yields.plan([[]] * 16, offers, [1.0 + 0.01 * count for count in range(80)], 16.0, lambda size: 0.02 * size)
+    found = learned_plan.plan(
+        [[]] * 16, offers, [1.0 + 0.01 * count for count in range(80)], 16.0, lambda size: 0.02 * size
+    )
     assert found.asked == (0, 1)
-    assert yields.plan([[]] * 16, [[0.4]] * 16, DEAR_ROWS, 16.0, lambda size: 0.3).asked == ()
+    assert learned_plan.plan([[]] * 16, [[0.4]] * 16, DEAR_ROWS, 16.0, lambda size: 0.3).asked == ()
 
 
 def test_a_poor_part_becomes_good_when_the_text_does() -> None:

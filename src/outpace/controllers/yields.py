@@ -1,20 +1,13 @@
-"""What asking a learned drafter is expected to add to a round, and when to ask: the decision of ``auto``.
+"""What asking a learned drafter is expected to add to a round, and when it is tried against expectation.
 
-All options are compared by one measure: expected tokens of the whole round over its expected time, the draft's time
-included. What the free drafter adds is known before anything is decided: its draft tokens state how likely they are.
-What the learned one would add is estimated from its last drafts (:class:`Yield`): how likely its draft tokens said that
-they were, corrected by how many more tokens the rounds have committed than they would have without it. With these, and
-with what rows and drafts cost, :func:`plan` chooses the requests that it is asked for: all, some or none.
+The estimate is made of its last drafts (:class:`Yield`): how likely its draft tokens said that they were, corrected by
+how many more tokens the rounds have committed than they would have without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-from outpace.controllers.predictor import Forecast
-from outpace.controllers.row_allocation import allot, with_uncertain
 
 PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 """How likely the draft tokens of a learned drafter are accepted before any were seen, the likeliest first."""
@@ -31,8 +24,6 @@ CHANCE, SURE = 0.03, 0.8
 """How often the first token of a drafter that is worth nothing is accepted, and of one that is worth most."""
 GAINING = 0.2
 """Tokens that a trial has to add."""
-HORIZON = 32.0
-"""Drafts over which the time counts that the learned drafter takes to read a request's text before its first."""
 LARGEST = 10
 """Draft tokens of a profile: those beyond are unlikely."""
 RELAX = 0.15
@@ -40,8 +31,6 @@ RELAX = 0.15
 FADE = 0.95
 """What a draft still weighs in the correction after the next one."""
 MOST_CORRECTION = 1.5
-MARGIN = 1.03
-"""How much better rounds with the learned drafter must be expected to be: estimates are not exact."""
 PATIENCE, MOST_PATIENCE = 16, 256
 """Rounds without the learned drafter after which it is tried again: at first, and at most. A trial without gain doubles
 them, one that gains halves them and is followed by another at once."""
@@ -223,88 +212,3 @@ class Yield:
         if self.standing is not None and self.trial:
             self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1
         self.trial = False
-
-
-def after_toll(offer: list[float], toll: float) -> list[float]:
-    """What is left of an offer where each draft bears ``toll`` tokens of what had to be done before the first."""
-    gain = sum(offer)
-    if gain <= toll:
-        return []
-    return [(1.0 - toll / gain) * prob for prob in offer] if toll else offer
-
-
-class Plan(NamedTuple):
-    """``asked``: the requests that the learned drafter is asked for. ``alone``: the round with the free drafter alone,
-    which then has ``counts[i]`` draft tokens for request i; ``best``: the round as planned, of which ``drafting`` is
-    the time of the learned draft."""
-
-    asked: tuple[int, ...]
-    counts: tuple[int, ...]
-    alone: Forecast
-    best: Forecast
-    drafting: float = 0.0
-
-
-def plan(
-    free: Seq[Seq[float]],
-    learned: Seq[Seq[float]],
-    costs: Seq[float],
-    base_tokens: float,
-    drafting: Callable[[int], float],
-    shares: Seq[Seq[float]] = (),
-) -> Plan:
-    """For which requests of a batch to ask the learned drafter: those with which the batch commits most per time.
-
-    ``free[i]``, ``learned[i]``: path acceptance probabilities, in descending order, of what the free drafter has
-    drafted for request i and of what the learned one is expected to add; empty where it cannot be asked. ``costs[n]``:
-    of a round with n draft tokens; ``drafting(k)``: of a learned draft for k requests, in the same unit.
-    ``shares[i]``: how many drafts of the learned one have each of ``learned[i]``; all, where nothing is given.
-    """
-    counts, alone = allot(free, costs, base_tokens)
-    best = alone
-    asked: tuple[int, ...] = ()
-    spent = 0.0
-    gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
-    order = sorted(gains, key=lambda at: -gains[at])
-    size, least = 1, MARGIN * alone.speedup
-    offered = {at: _with_shares(learned[at], shares[at] if shares else ()) for at in order}
-    if len(order) > 1:  # in most rounds of a batch this shows that nobody is asked
-        offers = [prob for probs in free for prob in probs]
-        offers += [prob / share for at in order for prob, share in offered[at]]
-        slack = 1.0 - 1e-9  # for sums in another order
-        if not _may_gain(offers, costs, base_tokens, drafting(1), slack * least):
-            return Plan((), counts, alone, best)
-    while order:
-        size = min(size, len(order))
-        cost = drafting(size)
-        # Even if rows cost nothing; a larger draft never takes less time.
-        if (alone.tokens + sum(gains.values())) / (costs[0] + cost) <= least:
-            break
-        members = order[:size]
-        drafts = [one for at in members for one in offered[at]]
-        found = with_uncertain([prob for probs in free for prob in probs], drafts, costs, base_tokens, cost)
-        if found.speedup > max(least, best.speedup):
-            asked, best, spent = tuple(sorted(members)), found, cost
-        if size == len(order):
-            break
-        size *= 2
-    return Plan(asked, counts, alone, best, spent)
-
-
-def _may_gain(offers: Seq[float], costs: Seq[float], base_tokens: float, drafting: float, least: float) -> bool:
-    """Whether a round with a learned draft may reach the rate ``least``, by a bound that takes little time.
-
-    ``offers``: how likely all draft tokens are accepted; ``drafting``: what the smallest draft takes.
-    """
-    total, likeliest = sum(offers), max(offers)
-    for count, cost in enumerate(costs):
-        if count * likeliest >= total:
-            return base_tokens + total > least * (min(costs[count:]) + drafting)
-        if base_tokens + count * likeliest > least * (cost + drafting):
-            return True
-    return False
-
-
-def _with_shares(probs: Seq[float], shares: Seq[float]) -> list[tuple[float, float]]:
-    """Each probability with how often its token comes, which is never less often than it is accepted."""
-    return [(prob, max(prob, shares[at]) if at < len(shares) else 1.0) for at, prob in enumerate(probs)]

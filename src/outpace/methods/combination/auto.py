@@ -7,8 +7,8 @@ autoregressive step gives. The trees of both are united, and as many nodes are s
 time. A learned part that does not is left out and tried again after growing intervals; where neither part gains,
 decoding is autoregressive.
 
-All options are compared by one measure (:mod:`outpace.controllers.yields`): expected tokens of the whole round, over
-its time in autoregressive steps, the learned draft included. In a batch the decision is one for all requests: the
+All options are compared by one measure (:mod:`outpace.controllers.learned_plan`): expected tokens of the whole round,
+over its time in autoregressive steps, the learned draft included. In a batch the decision is one for all requests: the
 learned part drafts for those with which the batch commits most per time, or for none. Times are those of
 ``targets/costs.py``: for greedy requests as rounds and drafts have come to take in this process, for sampled ones as
 recorded, with one rehearsal of the learned part's draft, so that a seed reproduces its answer. What is learned belongs

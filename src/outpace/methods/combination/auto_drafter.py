@@ -9,9 +9,10 @@ from typing import Any
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
+from outpace.controllers.learned_plan import HORIZON, Plan, after_toll, plan
 from outpace.controllers.predictor import nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
-from outpace.controllers.yields import HORIZON, Plan, Yield, after_toll, plan
+from outpace.controllers.yields import Yield
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.agreement import mixed
 from outpace.drafting.base import Drafter
