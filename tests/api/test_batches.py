@@ -118,6 +118,17 @@ def test_params_without_a_seed_are_drawn_too_and_those_of_benchmarks_are_not() -
     assert {one.name: one.default for one in fields(SamplingParams)}["seed"] is None
 
 
+def test_sampled_batches_of_a_benchmark_draft_as_those_of_a_server() -> None:
+    """Where no seed is given, what rounds have shown decides whether they draft."""
+    from dataclasses import replace
+
+    from outpace.bench.settings import BenchSettings
+
+    without = BenchSettings(params=SamplingParams(1.0))
+    assert without.repeats is False and replace(without, batch_size=4).repeats is False
+    assert BenchSettings(params=SamplingParams(1.0, seed=0)).repeats is True
+
+
 def test_results_are_short_to_look_at() -> None:
     found = toy().generate("abc", max_new_tokens=9)
     assert repr(found).startswith(f"Result({found.text!r}, tokens=9, finish_reason='length'")

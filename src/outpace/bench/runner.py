@@ -258,6 +258,7 @@ class _Run:
                     namespace=entry.namespace(settings.namespace),
                     trace=self.meter is not None and self.meter.traces(entry),
                     counts=settings.trace is not None,
+                    repeats=bool(settings.repeats),
                 )
                 for prompt, tokens in asked.items()
             ]

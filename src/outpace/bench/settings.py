@@ -39,8 +39,14 @@ class BenchSettings:
     trace: BenchTrace | None = None
     """Collects what rounds drafted and committed, where a trace is asked for."""
 
+    repeats: bool | None = None
+    """Whether sampled answers must be the same again, so that nothing of a batch's drafts may depend on a clock; None:
+    where a seed is given, as in a server."""
+
     def __post_init__(self) -> None:
-        # Runs that are compared repeat: without a seed it is 0.
+        if self.repeats is None:
+            object.__setattr__(self, "repeats", self.params.seed is not None)
+        # Prompts and noise of runs that are compared repeat: without a seed it is 0.
         object.__setattr__(self, "params", replace(self.params, seed=self.params.fixed_seed))
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
