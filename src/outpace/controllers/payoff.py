@@ -14,7 +14,7 @@ from statistics import median
 
 BEGINNING, TRIAL, REFERENCE = 32, 16, 8
 """Rounds with drafts at first, and when they are tried again; rounds without any that they are compared with."""
-SOON, LATE = 32, 1024
+SOON, LATE = 32, 4096
 """Rounds from one comparison to the next, at least and at most."""
 EXPLORING = 0.01
 """Share of the time that comparisons may cost, which decides how many rounds lie between them: the worse of the two is
