@@ -58,7 +58,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("draft_tree")
     source, library = folder / "trees.cpp", folder / "trees.so"
     source.write_text(_PROGRAM)
-    flags = [*kernel_build._FLAGS, kernel_build._tuning(), f"-I{kernel_build.SOURCE}", "-shared"]
+    flags = [*kernel_build._FLAGS, *kernel_build.tuning().split(), f"-I{kernel_build.SOURCE}", "-shared"]
     command = [*kernel_build._compiler(), *flags, str(source), "-o", str(Path(library))]
     subprocess.run(command, check=True, capture_output=True)
     return ctypes.CDLL(str(library))

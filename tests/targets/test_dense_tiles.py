@@ -84,7 +84,7 @@ def emulated(cache: Path, *arguments: str, **settings: str) -> str:
     tests = str(Path(__file__).parents[1])
     environment = os.environ | {
         "OUTPACE_CACHE": str(cache),
-        "OUTPACE_NATIVE_FLAGS": f"{kernel_build._tuning()} -O1 {_EMULATED}",
+        "OUTPACE_NATIVE_FLAGS": f"{kernel_build.tuning()} -O1 {_EMULATED}",
         "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]),
         **settings,
     }
@@ -100,7 +100,7 @@ def checks(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     names = ("tiles", "tile_linear", "linear", "packing", "superblocks")
     sources = [kernel_build.SOURCE / f"{name}.cpp" for name in names]
     program = folder / "checks"
-    options = [*kernel_build._FLAGS, kernel_build._tuning(), *flags, f"-I{kernel_build.SOURCE}"]
+    options = [*kernel_build._FLAGS, *kernel_build.tuning().split(), *flags, f"-I{kernel_build.SOURCE}"]
     files = [str(one) for one in (Path(__file__).parent / "tile_checks.cpp", *sources)]
     command = [*kernel_build._compiler(), *options, *files, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)

@@ -212,8 +212,9 @@ struct Rows {
     std::vector<float> values;
 
     Rows(Format format, int count, int inputs) : count(count), values(size_t(count) * inputs) {
-        for (float& one : values) one = 3.f * uniform();
-        taken.prepare(want(format), count, inputs);
+        for (float& one : values) one = format == BF16 ? widen(narrow_bf16(3.f * uniform())) : 3.f * uniform();
+        // Registers may read floats where tiles read bf16: the same numbers.
+        taken.prepare(want(format) | (format == BF16 ? WANT_F32 : 0), count, inputs);
         for (int row = 0; row < count; ++row) taken.take(row, &values[size_t(row) * inputs], 0, inputs);
     }
 };

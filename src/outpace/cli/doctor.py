@@ -57,10 +57,7 @@ def examine() -> dict[str, Any]:
     models, advice = _embedded()
     advice += missing
     if peaks["bfloat16"] < peaks["float32"]:
-        advice.append(
-            "PyTorch multiplies bfloat16 more slowly than float32 on this machine: for models that run through "
-            "transformers (--target generic) try --dtype float32"
-        )
+        advice.append("PyTorch's bfloat16 is slower than float32 here: with --target generic try --dtype float32")
     return {
         "machine": machine.describe(),
         "measured": {

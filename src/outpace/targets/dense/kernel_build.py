@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL:
         raise NotAvailable(f"switched off by {SWITCH}=0")
     try:
         compiler = _compiler()
-        flags = [*_FLAGS, *shlex.split(os.environ.get("OUTPACE_NATIVE_FLAGS", _tuning()))]
+        flags = [*_FLAGS, *shlex.split(os.environ.get("OUTPACE_NATIVE_FLAGS", tuning()))]
     except ValueError as error:
         raise NotAvailable(f"CXX or OUTPACE_NATIVE_FLAGS cannot be read as a command line ({error})") from error
     folder = cache_dir() / "native"
@@ -82,7 +82,8 @@ def _compiler() -> list[str]:
     raise NotAvailable("no C++ compiler was found; install g++ or clang++ for several times the speed")
 
 
-def _tuning() -> str:
+def tuning() -> str:
+    """The flags for this processor, as a command line has them; ``OUTPACE_NATIVE_FLAGS`` takes their place."""
     if platform.machine() in ("aarch64", "arm64"):
         return "-mcpu=native"
     # Intel's product of pairs of bfloat16 takes as long as four of float32, of which two do the same (LOG.md); AMD's
