@@ -3,6 +3,7 @@
     python benchmarks/serving.py --json out/serving.json
     python benchmarks/serving.py --servers outpace --methods auto,none --users 1,4,16 --requests 300
     python benchmarks/serving.py --model path/to/model.gguf --workloads traces --max-minutes 60
+    python benchmarks/serving.py --markdown out/serving.json
 
 Loads: closed loops of ``--users`` (each waits for an answer before the next question) and Poisson arrivals at
 ``--rates`` (requests per second; latencies begin when a request was due). Conversations: single questions, and 40
@@ -21,6 +22,7 @@ The JSON object is rewritten after each block. Ctrl-C, SIGTERM and ``--max-minut
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -41,6 +43,7 @@ from serving_load.conversations import WORKLOADS
 from serving_load.figures import Bounds
 from serving_load.measuring import Results, measure
 from serving_load.servers import SERVERS, Running, Server, check_free
+from serving_load.tables import markdown
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -69,6 +72,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", help="default: the environment of make peers")
     parser.add_argument("--vllm-kv-gib", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="measure nothing; print the tables of such a JSON object")
     options = parser.parse_args(given)
     for name, known in (("servers", SERVERS), ("dtypes", DTYPES), ("workloads", WORKLOADS)):
         setattr(options, name, _words(getattr(options, name), name, known))
@@ -166,10 +170,27 @@ def _notes(results: Results) -> None:
         print(f"other programs took {others:.0%} of the CPU time: compare the ratios, not the rates")
 
 
+def _measured(path: Path) -> dict[str, Any]:
+    """What an earlier run has written. Raises BadInput."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"--markdown {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "cells" not in found:
+        raise BadInput(f"--markdown {path}: it is not what --json wrote")
+    return found
+
+
 def main(given: Sequence[str] | None = None) -> int:
     try:
+        options = arguments(given)
+        if options.markdown is not None:
+            print(*markdown(_measured(options.markdown)), sep="\n")
+            return 0
         with terminable(), showing():
-            return run(arguments(given))
+            return run(options)
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 PATH = "/v1/chat/completions"
@@ -123,6 +123,35 @@ class Client:
         """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
+
+
+class Rounds(NamedTuple):
+    """Rounds of requests, by a server's own counters: those in which anything was drafted, and all."""
+
+    drafted: int
+    all: int
+
+
+_ROUNDS = ("outpace:spec_decode_num_drafts_total", "outpace:spec_decode_num_rounds_total")
+
+
+def rounds_of(url: str, timeout: float = 20.0) -> Rounds | None:
+    """What the server has counted so far, of all its models; None where it is no server of outpace."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    counted = {name: 0.0 for name in _ROUNDS if f"\n{name}{{" in text}
+    for line in text.splitlines():
+        name = line.partition("{")[0]
+        if name in counted:
+            counted[name] += float(line.rpartition(" ")[2])
+    return Rounds(*(int(counted[name]) for name in _ROUNDS)) if len(counted) == len(_ROUNDS) else None
 
 
 def _read(reply: Reply, parts: list[tuple[float, bytes]]) -> None:

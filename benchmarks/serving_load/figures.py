@@ -51,6 +51,7 @@ def cell(blocks: Seq[Block], bounds: Bounds, cores: int) -> dict[str, Any]:
     }
     later = [one for one in good if one.turn]
     drafted, rounds = sum(one.drafted for one in good), sum(one.rounds for one in good)
+    counted = [block.rounds for block in blocks if block.rounds is not None]
     return {
         "requests": len(replies),
         "errors": _counted([one.error for one in replies if one.error is not None]),
@@ -70,6 +71,7 @@ def cell(blocks: Seq[Block], bounds: Bounds, cores: int) -> dict[str, Any]:
             "drafted": drafted,
             "accepted": sum(one.accepted for one in good),
             "rounds": rounds,
+            "rounds_share": _share(sum(one.drafted for one in counted), sum(one.all for one in counted)),
             "requests_share": _share(sum(one.drafted > 0 for one in good), len(good)),
             "mean_acceptance_length": _share(sum(one.tokens for one in good), rounds),
         },

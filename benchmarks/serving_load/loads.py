@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from serving_load.client import Reply
+from serving_load.client import Reply, Rounds
 from serving_load.conversations import Conversation
 
 Body = Callable[[list[dict[str, str]], str], dict[str, Any]]
@@ -43,6 +43,8 @@ class Block:
     replies: list[Reply] = field(default_factory=list)
     client_cpu: float = 0.0
     """CPU seconds of this process."""
+    rounds: Rounds | None = None
+    """Rounds that the server has counted meanwhile; None: it counts none."""
 
     @property
     def tokens(self) -> float:

@@ -19,7 +19,7 @@ from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 from outpace.core.progress import stage
-from serving_load.client import Client
+from serving_load.client import Client, Rounds, rounds_of
 from serving_load.conversations import Conversation
 from serving_load.figures import Bounds, cell, compared
 from serving_load.loads import Block, Body, arrival_times, closed, open_loop
@@ -181,14 +181,18 @@ def measure(
 
 
 def _watched(results: Results, running: Running, one: Variant, work: Callable[[], Block]) -> Block:
-    """A block, during which the CPU time of the idle servers and of other programs is noted."""
+    """A block, with the server's own count of its rounds; the CPU time of the idle servers and of other programs is
+    noted."""
     servers = running.servers(running.variants)
     for server in servers:
         server.pause(paused=server is not one.server)
     before = {server.name: server.cpu_seconds() for server in servers if server is not one.server}
+    counted = rounds_of(one.server.url)
     results.contention.begin([server.pid for server in servers])
     block = work()
     results.contention.end()
+    if counted is not None and (now := rounds_of(one.server.url)) is not None:
+        block.rounds = Rounds(now.drafted - counted.drafted, now.all - counted.all)
     for server in servers:
         if server.name in before:
             share = (server.cpu_seconds() - before[server.name]) / block.whole

@@ -1,7 +1,8 @@
-"""What is printed: a line for each server under each load, and the ratios."""
+"""What is printed: a line for each server under each load, and the ratios; the same as Markdown, for a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _COLUMNS = (
@@ -16,8 +17,13 @@ _COLUMNS = (
     ("TPOT p50", 9),
     ("goodput/s", 16),
     ("cached", 7),
-    ("drafted", 8),
+    ("drafted rounds", 15),
+    ("requests", 9),
     ("errors", 7),
+)
+_MARKDOWN = (
+    *("tokens/s", "TTFT p50", "p99", "ITL p50", "p99", "TPOT p50", "p99", "goodput/s"),
+    *("drafted: rounds", "requests", "errors"),
 )
 
 
@@ -29,16 +35,15 @@ def headings(load: str) -> str:
 def line(name: str, one: dict[str, Any]) -> str:
     """One server's figures under one load."""
     ttft, itl = (_percentiles(one[key]) for key in ("ttft_ms", "itl_ms"))
-    goodput = f"{one['goodput']['value'] or 0:.2f} ({one['goodput']['share']:.0%})"
-    shares = (one["cached_share"], one["speculation"]["requests_share"])
     cells = (
         _with_interval(one["tokens_per_second"]),
         f"{one['requests_per_second']['value'] or 0:.2f}",
         *ttft,
         *itl,
         _percentiles(one["tpot_ms"])[0],
-        goodput,
-        *("" if share is None else f"{share:.0%}" for share in shares),
+        _goodput(one),
+        _part(one["cached_share"]),
+        *_drafted(one),
         str(sum(one["errors"].values())),
     )
     return f"{name:28}" + "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
@@ -50,6 +55,36 @@ def ratio_line(name: str, one: dict[str, Any]) -> str:
         return f"  {name}: no rate"
     interval = "" if one["ci95"] is None else f" [{one['ci95'][0]:.2f}, {one['ci95'][1]:.2f}]"
     return f"  {name}: {one['ratio']:.2f}{interval} times the tokens per second"
+
+
+def markdown(found: Mapping[str, Any]) -> list[str]:
+    """A table for each load of a JSON object that was measured, and the ratios below it. Milliseconds."""
+    lines = []
+    for cell in found["cells"]:
+        lines += [f"{cell['model']}, {cell['load']}:", "", _row("", *_MARKDOWN), _row(*["---"] * (1 + len(_MARKDOWN)))]
+        for name, one in cell["servers"].items():
+            ttft, itl, tpot = (_percentiles(one[key])[::2] for key in ("ttft_ms", "itl_ms", "tpot_ms"))
+            figures = (_with_interval(one["tokens_per_second"]), *ttft, *itl, *tpot, _goodput(one), *_drafted(one))
+            lines.append(_row(name, *figures, str(sum(one["errors"].values()))))
+        lines += ["", *(ratio_line(f"{one['of']} / {one['to']}", one).strip() for one in cell["ratios"]), ""]
+    return lines
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _goodput(one: Mapping[str, Any]) -> str:
+    return f"{one['goodput']['value'] or 0:.2f} ({one['goodput']['share']:.0%})"
+
+
+def _drafted(one: Mapping[str, Any]) -> tuple[str, str]:
+    """The shares of the rounds and of the requests in which anything was drafted."""
+    return _part(one["speculation"].get("rounds_share")), _part(one["speculation"].get("requests_share"))
+
+
+def _part(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _with_interval(one: dict[str, Any]) -> str:

@@ -299,7 +299,7 @@ class Traffic:
         body = base(self.random, self._model, path)
         text = "word " * self._context_length
         body |= {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
-        return self.wish("oversize prompt", path, body, allowed=(400,))
+        return self.wish("oversize prompt", path, body, allowed=(400, 429))
 
     def _oversize_body(self) -> Wish:
         body = base(self.random, self._model, COMPLETE) | {"prompt": "x" * (self._most_bytes + 1)}

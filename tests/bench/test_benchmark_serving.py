@@ -18,7 +18,7 @@ import serving
 from outpace.core.errors import BadInput
 from outpace.serving.app import build_app
 from outpace.serving.server import open_socket, url
-from serving_load.client import Client, Reply
+from serving_load.client import Client, Reply, Rounds, rounds_of
 from serving_load.conversations import Conversation, questions, traces
 from serving_load.figures import Bounds, cell, compared, percentiles
 from serving_load.loads import Block, arrival_times, closed, open_loop
@@ -190,6 +190,8 @@ def test_blocks_have_all_requests_and_room_for_all_users() -> None:
         (["--goodput", "100"], "--goodput takes two numbers"),
         (["--requests", "0"], "--requests must be above 0"),
         (["--prompts", "absent.jsonl"], "absent.jsonl"),
+        (["--markdown", "absent.json"], "--markdown absent.json: No such file"),
+        (["--markdown", __file__], "it is not what --json wrote"),
     ],
 )
 def test_bad_input_is_one_line(given: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +216,9 @@ def test_the_rows_of_one_server_differ_in_what_requests_ask() -> None:
     assert pairs_of([auto, none]) == [("outpace bfloat16 auto", "outpace bfloat16 none")]
 
 
-def test_all_loads_are_measured_and_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_loads_are_measured_and_written(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The whole run, but for starting the servers."""
     one, other = variant(where), Variant("other", Server("other", [], {}, "toy", None, where))
 
@@ -241,6 +245,30 @@ def test_all_loads_are_measured_and_written(where: str, tmp_path: Path, monkeypa
         assert {name: figures["requests"] for name, figures in each["servers"].items()} == {"ours": 24, "other": 24}
         assert all(figures["tokens"] == 96 for figures in each["servers"].values())
         assert [(pair["of"], pair["to"]) for pair in each["ratios"]] == [("ours", "other")]
+        drafted = {name: figures["speculation"]["rounds_share"] for name, figures in each["servers"].items()}
+        assert drafted["ours"] == 0
+        assert 0 <= drafted["other"] <= 1
+    capsys.readouterr()
+    assert serving.main(["--markdown", str(told)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert sum(one.startswith("| ours |") for one in said) == len(found["cells"])
+    assert len({one.count("|") for one in said if one.startswith("|")}) == 1
+    assert sum(one.startswith("ours / other: ") for one in said) == len(found["cells"])
+
+
+def test_rounds_are_those_that_the_server_counted(where: str) -> None:
+    before = rounds_of(where)
+    pld = Variant("ours", variant(where).server, {"speculation": {"method": "pld", "params": {"num_draft_tokens": 2}}})
+    block = closed(Client(where), SAID, body(pld), 2, "rounds")
+    after = rounds_of(where)
+    assert before is not None
+    assert after is not None
+    assert after.all - before.all == sum(one.rounds for one in block.replies)
+    block.rounds = Rounds(after.drafted - before.drafted, after.all - before.all)
+    assert 0 < block.rounds.drafted < block.rounds.all
+    found = cell([block, block], Bounds(60_000, 60_000), 2)["speculation"]
+    assert found["rounds_share"] == block.rounds.drafted / block.rounds.all
+    assert rounds_of("http://127.0.0.1:9") is None
 
 
 def test_nothing_to_measure_is_bad_input() -> None:

@@ -134,6 +134,25 @@ def test_the_bound_holds_and_what_is_lent_is_right(asked: list[tuple[int, int, i
     assert (cache.bytes, len(cache), cache._roots) == (0, 0, {})
 
 
+def test_the_bound_holds_while_a_long_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of("heads-of-64-in-threes", "bfloat16")  # it knows how large its blocks are
+    cache = PrefixCache(target, 3 * BLOCK * target.kv_bytes_per_token)
+    honest, held = target.kv_block, list[int]()
+
+    def noted(kv: Any, start: int, stop: int) -> Any:
+        block = honest(kv, start, stop)
+        held.append(cache.bytes + block.nbytes)
+        return block
+
+    monkeypatch.setattr(target, "kv_block", noted)
+    for seed in (1, 2, 2):
+        cache.keep("a", read(target, text(6 * BLOCK + 1, seed)))
+        assert len(cache) == _reachable(cache) == 3
+    assert max(held) == cache.most_bytes
+    assert len(held) == 6  # what is kept is not copied again
+    assert lent(cache, target, "a", text(6 * BLOCK + 1, 2)) == 3 * BLOCK
+
+
 @pytest.mark.parametrize("states", [False, True])
 def test_a_copy_that_fails_leaves_blocks_that_can_be_lent_and_evicted(
     monkeypatch: pytest.MonkeyPatch, states: bool

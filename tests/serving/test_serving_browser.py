@@ -188,6 +188,17 @@ def test_on_a_phone_everything_fits(page: Page, where: str, dark: bool) -> None:
         assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
+def test_on_a_phone_fields_are_level_and_the_tabs_stay_in_their_place(page: Page, where: str) -> None:
+    page.resize(390, 844)
+    opened(page, where)
+    places = [page.one(f"#{field}").rect for field in ("temperature", "max-tokens", "method")]
+    assert len({(one["y"], one["height"]) for one in places}) == 1
+    tabs = page.one("#tab-chat").rect
+    for view in ("compare", "load"):
+        page.one(f"#tab-{view}").click()
+        assert page.one("#tab-chat").rect == tabs
+
+
 def test_keys_are_asked_for_and_kept_for_the_tab_only(page: Page, smollm2: Model) -> None:
     tenants = Tenants({name: Terms(key=key) for name, key in KEYS.items()})
     with served(smollm2, tenants) as where:

@@ -165,6 +165,43 @@ def test_samples_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
     assert [one.index for one in first.choices] == [0, 1, 2]
 
 
+def test_seeded_answers_of_a_fixed_draft_length_are_those_of_generate_whatever_runs_beside(server: str) -> None:
+    repeat: list[Any] = [{"role": "user", "content": "Repeat this list three times: apple, banana, cherry, date."}]
+    fixed: dict[str, Any] = {"num_draft_tokens": 3}
+    alone = outpace.generate(
+        outpace.load("smollm2"), repeat, n=2, seed=11, temperature=0.8, max_new_tokens=40, method="pld", settings=fixed
+    )
+    assert sum(one.metrics["drafting_rounds"] for one in alone) > 0
+    assert len({one.text for one in alone}) == 2
+    sampled: dict[str, Any] = {"model": "smollm2", "messages": repeat, "temperature": 0.8, "max_tokens": 40}
+
+    async def ask(client: openai.AsyncOpenAI, **about: Any) -> list[str | None]:
+        answer = await client.chat.completions.create(**sampled | about)
+        return [one.message.content for one in answer.choices]
+
+    async def read(client: openai.AsyncOpenAI, **about: Any) -> list[str]:
+        texts = ["", ""]
+        async for one in await client.chat.completions.create(**sampled | about, stream=True):
+            for choice in one.choices:
+                texts[choice.index] += choice.delta.content or ""
+        return texts
+
+    async def everyone() -> Sequence[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+            seeded: dict[str, Any] = {
+                "n": 2,
+                "seed": 11,
+                "extra_body": {"speculation": {"method": "pld", "params": fixed}},
+            }
+            greedy = {"messages": QUESTION, "temperature": 0, "extra_body": {"speculation": {"off": True}}}
+            return await asyncio.gather(
+                ask(client, **seeded), ask(client, **greedy), read(client, **seeded), ask(client, n=2)
+            )
+
+    whole, _, streamed, _ = asyncio.run(everyone())
+    assert whole == streamed == [one.text for one in alone]
+
+
 def test_stop_and_completions(client: openai.OpenAI, expected: outpace.Result) -> None:
     stop = expected.text[5:8]
     answer = client.chat.completions.create(messages=QUESTION, stop=[stop], **GREEDY)

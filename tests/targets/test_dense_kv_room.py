@@ -103,3 +103,31 @@ def test_memory_that_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         memory.give(one)
     assert memory.idle_bytes == 800
     assert memory.take((100,), torch.float32).data_ptr() == blocks[-1].data_ptr()
+
+
+def test_idle_memory_leaves_when_a_bound_is_reached() -> None:
+    memory, kind = KVMemory(), torch.float32
+    blocks = [memory.take((100,), kind) for _ in range(4)]
+    for one in blocks:
+        memory.give(one)
+    memory.limit(1200, 800)
+    assert memory.idle_bytes == 1200
+    memory.take((150,), kind)
+    assert memory.idle_bytes == 400
+    memory.limit(900)
+    assert memory.idle_bytes == 0
+
+
+def test_within_a_bound_a_longer_block_takes_little_of_what_is_spare() -> None:
+    memory, kind = KVMemory(), torch.float32
+    large, long = memory.take((1000,), kind), memory.take((160,), kind)
+    memory.give(large)
+    memory.give(long)
+    memory.limit(1040, 400)
+    assert memory.take((100,), kind).shape == (100,)  # 240 bytes too long, of 640 that are spare
+    assert memory.idle_bytes == long.nbytes
+    memory.limit(1400, 400)
+    again = memory.take((100,), kind)
+    assert again.shape == (160,)
+    memory.give(again)
+    assert memory.take((100,), kind).shape == (100,)  # of 1000 that were spare, 240 are taken until the next plan

@@ -123,6 +123,23 @@ def test_buffers_come_back_as_zeros_and_the_oldest_is_dropped() -> None:
     assert pool.free == []
 
 
+def test_buffers_that_are_not_lent_leave_when_a_bound_is_reached() -> None:
+    dropped: list[Buffer] = []
+    pool = pool_of(dropped.append)
+    first, second = pool.take(1), pool.take(1)
+    pool.give(first)
+    pool.give(second)
+    pool.limit(pool.bytes_of(1))
+    assert dropped == [first]
+    larger = pool.take(300)
+    assert dropped == [first, second]
+    pool.give(larger)
+    assert pool.free == []  # alone it is larger than the bound
+    pool.limit(None)
+    pool.give(pool.take(300))
+    assert len(pool.free) == 1
+
+
 @torch.inference_mode()
 def test_a_store_moves_what_is_committed_and_gives_the_smaller_buffer_back() -> None:
     pool = pool_of()

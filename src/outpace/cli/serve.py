@@ -246,7 +246,9 @@ def serve(
         app = build_app(service, most_bytes=max_request_bytes, origins=cors_origin or ())
         listening = open_socket(host, port)
         where = url(listening, host, "http" if tls is None else "https")
-        ended = run(app, service, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls)
+        ended = run(
+            app, service, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls, options.callers
+        )
     if not ended:
         raise typer.Exit(opt.INTERRUPTED)
 

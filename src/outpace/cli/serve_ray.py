@@ -120,8 +120,11 @@ def serve_replicas(
             listening = open_socket(host, port)
             where = url(listening, host, "http" if tls is None else "https")
             app = ingress.app(most_bytes=most_bytes, origins=origins)
+            callers = replication.how.scale.most * (replication.how.batch + replication.how.queue)
             with _restarting(lambda: deploy(replication.open_engine, replication.how)):
-                return run(app, ingress, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls)
+                return run(
+                    app, ingress, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls, callers
+                )
         finally:
             undeploy()
 

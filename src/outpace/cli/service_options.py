@@ -44,6 +44,11 @@ class ServiceOptions:
     max_validity_nodes: int = MAX_VALIDITY_NODES
     neighbors: int = 1
 
+    @property
+    def callers(self) -> int:
+        """Requests that may run or wait."""
+        return len(self.names) * (self.max_batch + self.max_queue)
+
     def open(self, tenants: Tenants) -> Service:
         """Load the models, and measure what would otherwise be measured in a request.
 

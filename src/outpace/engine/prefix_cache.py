@@ -12,7 +12,7 @@ response time what others have asked.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Reversible, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,20 +100,31 @@ class PrefixCache:
         states = sequence.states
         if states is not None and states.length(states.layers) < held:
             states = None
-        node = self._roots.setdefault(owner, _Node(None, ()))
-        path = list[_Node]()
+        root = node = self._roots.get(owner) or _Node(None, ())
+        path = dict[_Node, None]()
+        block = BLOCK * self._target.kv_bytes_per_token
         try:
             for start in range(0, held, BLOCK):
                 key = tuple(sequence.tokens[start : start + BLOCK])
+                if key in node.children:
+                    self._recent.move_to_end(node.children[key])
+                elif not self._shrink_to(self.most_bytes - block, path):
+                    break  # the blocks before it take all there is
+                self._roots[owner] = root  # its last block may have had to leave
                 node = self._child(owner, node, key, sequence.kv, start, states)
-                path.append(node)
+                path[node] = None
+                self._shrink_to(self.most_bytes, path)
         finally:  # also where memory does not suffice for a copy: blocks before it are known, and may be evicted
             self._touch(path)
             self.shrink(self.most_bytes)
 
     def shrink(self, most_bytes: int) -> None:
         """Let blocks go, the least recently used first, until at most so many bytes are left."""
-        while self.bytes > most_bytes and self._recent:
+        self._shrink_to(most_bytes, ())
+
+    def _shrink_to(self, most_bytes: int, path: Collection[_Node]) -> bool:
+        """Let blocks go that are not on ``path``, which are used later than all others; whether that suffices."""
+        while self.bytes > most_bytes and self._recent and next(iter(self._recent)) not in path:
             node, owner = self._recent.popitem(last=False)
             assert node.parent is not None
             del node.parent.children[node.key]
@@ -121,6 +132,7 @@ class PrefixCache:
             self.use.evicted += 1
             if node.parent.parent is None and not node.parent.children:
                 self._roots.pop(owner, None)
+        return self.bytes <= most_bytes
 
     def forget(self, owner: str) -> None:
         """Let all blocks of an owner go."""
@@ -147,7 +159,7 @@ class PrefixCache:
                     self.bytes += rows.nbytes
         return node
 
-    def _touch(self, path: Seq[_Node]) -> None:
+    def _touch(self, path: Reversible[_Node]) -> None:
         for one in reversed(path):  # so that a block never leaves before those that come after it
             self._recent.move_to_end(one)
 

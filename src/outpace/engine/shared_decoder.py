@@ -248,11 +248,17 @@ class SharedDecoder:
             with self._changing:
                 self._running.remove(ticket)
                 self.scheduler.again(ticket)
-        if self.prefixes is not None and self.limits.kv_bytes is not None:
-            self.prefixes.most_bytes = min(self._most_cached, max(0, self.limits.kv_bytes - plan.kv_bytes))
-            self.prefixes.shrink(self.prefixes.most_bytes)
+        self._share_memory(plan.kv_bytes)
         for ticket in plan.admit:
             self._admit(decoder, ticket)
+
+    def _share_memory(self, planned: int) -> None:
+        """Cached beginnings get what running requests leave of the bound on K/V; idle memory what both leave."""
+        bound, cached = self.limits.kv_bytes, 0
+        if bound is not None and self.prefixes is not None:
+            cached = self.prefixes.most_bytes = min(self._most_cached, max(0, bound - planned))
+            self.prefixes.shrink(cached)
+        self.target.limit_kv(None if bound is None else bound - cached, planned)
 
     def _overdue(self, ticket: Ticket) -> None:
         error = DeadlineExceeded(f"the request took longer than its limit of {ticket.request.time_limit:g} s")

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from outpace.core.errors import BadInput
+from outpace.serving.connection import bounded, most_connections
 from outpace.serving.logs import Log
 from outpace.serving.tls import Certificate
 
@@ -82,16 +83,19 @@ def run(
     listening: socket.socket,
     ready: Callable[[], None],
     certificate: Certificate | None = None,
+    callers: int = 0,
 ) -> bool:
     """Serve until SIGTERM or Ctrl-C; then refuse new requests, finish those that there are, and return True.
 
     ``ready`` is called when requests are answered. A second signal ends it at once; then False is returned.
+    ``callers``: requests that may run or wait, for which there must be connections.
     """
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
+        http=bounded(most_connections(callers)),
         timeout_graceful_shutdown=LAST_BYTES,
         ws="none",
         ssl_certfile=certificate.chain if certificate else None,

@@ -169,6 +169,10 @@ class Target(ABC):
         does not know."""
         return self.kv_bytes_per_token * (rows if kv is None else self.length(kv) + rows)
 
+    def limit_kv(self, most: int | None, planned: int = 0) -> None:  # noqa: B027 - most targets keep no idle memory
+        """From now on hold ``most`` bytes for K/V, memory that no sequence uses included (None: any number).
+        ``planned``: what the sequences will need of that, as :meth:`kv_bytes` counts."""
+
     def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Append committed tokens to a sequence that is only measured: its K/V may hold anything."""
         sequence.tokens.extend(tokens)

@@ -104,6 +104,9 @@ class DenseTarget(RowTarget):
     def open(self) -> DenseKV:
         return DenseKV(self.native, self._kv_shape, self._element, self._kv_memory)
 
+    def limit_kv(self, most: int | None, planned: int = 0) -> None:
+        self._kv_memory.limit(most, planned)
+
     def take(self, rows: Seq[tuple[DenseKV, Tensor, Seq[int]]]) -> None:
         copied = []
         for store, side_kv, chosen in rows:

@@ -76,6 +76,9 @@ class GraphTarget(RowTarget):
     def open(self) -> TorchKV:
         return TorchKV(self.pool)
 
+    def limit_kv(self, most: int | None, planned: int = 0) -> None:
+        self.pool.limit(most)
+
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         return self.decoder.embed(tokens.to(self.device))

@@ -44,6 +44,8 @@ class Pool:
         keep: int = KEPT,
     ) -> None:
         self.free: list[Buffer] = []
+        self._lent = 0
+        self._most: int | None = None
         self._shape, self._head_size, self._like = shape, head_size, like
         self._dropped, self._keep = dropped, keep
 
@@ -54,11 +56,13 @@ class Pool:
         Zeros, not what the last sequence left: a masked column still enters 0 * value, and 0 * NaN is NaN.
         """
         capacity = self._capacity(rows)
+        self._lent += self.bytes_of(rows)
         for buffer in reversed(self.free):  # the last one back has the most recently used graphs
             if buffer.capacity == capacity:
                 self.free.remove(buffer)
                 buffer.data.zero_()
                 return buffer
+        self._shrink()
         return Buffer(self._like.new_zeros(*self._shape, capacity, self._head_size))
 
     @staticmethod
@@ -72,9 +76,23 @@ class Pool:
 
     def give(self, buffer: Buffer) -> None:
         """Take a buffer back."""
+        self._lent -= buffer.data.nbytes
         self.free.append(buffer)
-        if len(self.free) > self._keep:
+        self._shrink()
+
+    def limit(self, most: int | None) -> None:
+        """From now on hold ``most`` bytes, lent or not (None: any number)."""
+        self._most = most
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop buffers that are not lent, those that came back first."""
+        while len(self.free) > self._keep or (self.free and self._most is not None and self._bytes > self._most):
             self._dropped(self.free.pop(0))
+
+    @property
+    def _bytes(self) -> int:
+        return self._lent + sum(one.data.nbytes for one in self.free)
 
 
 class TorchKV(KVStore):
