@@ -422,8 +422,8 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
     assert clock.reading(8) > 0.0
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_a_request_that_is_alone_for_a_moment_does_not_read_a_long_text_for_it(others: bool) -> None:
+@pytest.mark.parametrize("resting", [False, True])
+def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) -> None:
     """Reading takes sixteen steps, which 32 drafts repay, and few do not."""
     target = wandering()
     part = Foresight(target, always)
@@ -432,20 +432,20 @@ def test_a_request_that_is_alone_for_a_moment_does_not_read_a_long_text_for_it(o
     shared = method.drafter._shared
     shared.clock.read_text(512, 1, 16.1)
     for _ in range(200):
-        shared.shared_by(4 if others else 1)
+        shared.saw_round(drafting=not resting)
     answer(target, method, prompt=[1, 2, 3, 5] * 100, length=20)
-    assert (part.asked == 0) is others
+    assert (part.asked == 0) is resting
 
 
-def test_rounds_with_others_are_told_from_rounds_alone() -> None:
+def test_rounds_that_draft_are_told_from_those_that_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     target = wandering()
-    method = of(target, Foresight(target, never))
+    method = of(target, Foresight(target, always))
     assert isinstance(method.drafter, Auto)
-    decoder = Decoder(target)
-    for first in (1, 2, 3, 4):
-        decoder.submit(Request((first, 2), method, SamplingParams(), max_new_tokens=60))
-    decoder.run()
-    assert method.drafter._shared.company > 0.3
+    answer(target, method)
+    assert method.drafter._shared.drafting == 1.0
+    monkeypatch.setattr(CostModel, "budget", lambda *given: Budget(0))
+    answer(target, method)
+    assert method.drafter._shared.drafting < 0.3
 
 
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

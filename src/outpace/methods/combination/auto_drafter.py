@@ -32,8 +32,8 @@ not that of a draft. Where a part is asked now and then, it would seem slow, and
 TRIED = 0.05
 """What reading a text may take of the time that its answer has taken, where the learned part is tried against
 expectation: a long prompt is read for a long answer alone."""
-LEAST_ALONE = 0.05
-"""Least share of the rounds to come in which a request that is alone now is taken to be alone."""
+LEAST_AHEAD = 0.05
+"""Least share of the rounds to come that is taken to draft."""
 SOON_READ = 256
 """Tokens of a text that the learned part reads in little more time than it drafts."""
 
@@ -85,6 +85,8 @@ class Auto(MergedTrees[AutoState]):
     ) -> None:
         super().__init__(parts, names)
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
+        self._asked = False
+        """Whether the round under way asks for drafts."""
         self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
         self._sampled_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
         """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
@@ -121,6 +123,7 @@ class Auto(MergedTrees[AutoState]):
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
             return self._alone(states, [TokenTree() for _ in states])
+        self._asked = True
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         timed = _timing(states, budgets)
         steps = self.times.draft_steps(timed, 1)
@@ -153,21 +156,21 @@ class Auto(MergedTrees[AutoState]):
         ranked, probs, copied = list[list[int]](), list[list[float]](), list[float]()
         tolls, offers, due = list[float](), list[list[float]](), list[bool]()
         shares = list[Seq[float]]()
-        # Drafts of a request that is alone for a moment end when others join.
-        alone = max(LEAST_ALONE, 1.0 - self._shared.company) if timed.live and timed.batch == 1 else 1.0
+        # Drafts of a request that is alone for a moment, or of a batch that tries them, end soon.
+        ahead = max(LEAST_AHEAD, self._shared.drafting) if timed.live else 1.0
         for state, budget in zip(states, budgets, strict=True):
             order, reachable = state.free.likeliest_first()
             ranked.append(order)
             probs.append(reachable)
             first, able = _first(state.free), part_budget(budget, 1).depth > 0
             reading = self.times.reading(state.unread, timed) if able else 0.0
-            toll = reading * base / (HORIZON * alone)
+            toll = reading * base / (HORIZON * ahead)
             copied.append(first)
             tolls.append(toll)
             offer, often = _offer(state, first) if able else ([], ())
             offers.append(after_toll(offer, toll))
             shares.append(often)
-            due.append(able and state.known.due() and reading <= TRIED * alone * state.written)
+            due.append(able and state.known.due() and reading <= TRIED * ahead * state.written)
 
         after = self._shared.after.share if timed.live and timed.batch == 1 else 0.0
 
@@ -239,7 +242,8 @@ class Auto(MergedTrees[AutoState]):
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         if len(self.parts) > 1:
-            self._shared.shared_by(len(states))
+            self._shared.saw_round(drafting=self._asked)
+            self._asked = False
         for state, verdict in zip(states, verdicts, strict=True):
             scored, asked = verdict.scores.tree, state.asked
             if scored:

@@ -22,7 +22,7 @@ from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Target
 
 _ROUNDS = 64
-"""Rounds after which the share of those with several requests is that of the last ones, nearly."""
+"""Rounds after which the share of those that draft is that of the last ones, nearly."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in autoregressive steps, where costs are fixed."""
 
@@ -34,12 +34,12 @@ class Shared:
     standing: Standing = field(default_factory=Standing)
     clock: Clock = field(default_factory=Clock)
     after: Aftereffect = field(default_factory=Aftereffect)
-    company: float = 0.0
-    """How many of the last rounds several requests shared, as a share: where others join soon, what a request reads for
-    its drafts serves few of them."""
+    drafting: float = 1.0
+    """In how many of the last rounds drafts were asked for at all, as a share: where rounds of several requests do not
+    draft, what a request reads for its drafts serves few of them."""
 
-    def shared_by(self, requests: int) -> None:
-        self.company += ((requests > 1) - self.company) / _ROUNDS
+    def saw_round(self, *, drafting: bool) -> None:
+        self.drafting += (drafting - self.drafting) / _ROUNDS
 
 
 _SHARED: WeakKeyDictionary[Target, dict[str, Shared]] = WeakKeyDictionary()
