@@ -55,10 +55,10 @@ def with_uncertain(
     for _, share, prob in ranked:
         rows += share
         tokens += prob
-        whole = int(rows)
-        if whole >= last:
+        if rows > last:
             break
-        cost = costs[whole] + (rows - whole) * (costs[whole + 1] - costs[whole]) + spent
+        whole = int(rows)
+        cost = costs[whole] + (rows - whole) * (costs[min(whole + 1, last)] - costs[whole]) + spent
         if tokens * best_cost > best_tokens * cost:
             best_tokens, best_cost = tokens, cost
     return Forecast(best_tokens, best_cost)

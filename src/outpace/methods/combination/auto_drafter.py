@@ -107,7 +107,7 @@ class Auto(MergedTrees[AutoState]):
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
         state = super().rewind(state, sequence, kept)
-        state.began = len(sequence.tokens)
+        state.began, state.drafted = len(sequence.tokens), None  # what lies between two turns is no round
         return state
 
     # ------------------------------------------------------------------------------------------------- drafting
