@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -130,17 +130,24 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     asyncio.run(read())
 
 
+async def beside_one_that_runs(served: Service, then: Callable[[], Awaitable[None]]) -> Caller:
+    """The caller whose request runs while ``then`` does."""
+    [offered] = served.offered.values()
+    first = Caller(served)
+    with standing_still():
+        running = asyncio.create_task(first.run())
+        await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+        await then()
+    await running
+    return first
+
+
 def test_a_full_queue_refuses_with_a_time_to_wait() -> None:
     served = service(max_batch=1, max_queue=0)
-    [offered] = served.offered.values()
 
     async def ask() -> None:
-        first, second = Caller(served), Caller(served)
-        with standing_still():
-            running = asyncio.create_task(first.run())
-            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
-            await second.run()
-        await running
+        second = Caller(served)
+        first = await beside_one_that_runs(served, second.run)
         assert first.sent[0]["status"] == 200
         assert second.sent[0]["status"] == 429
         assert json.loads(second.text)["error"]["code"] == "queue_full"
@@ -163,17 +170,16 @@ def test_who_is_over_a_limit_is_refused_before_the_prompt_is_read(monkeypatch: p
 
 def test_what_a_full_queue_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     served = service(max_batch=1, max_queue=0)
-    [offered] = served.offered.values()
 
     async def ask() -> None:
-        first, second = Caller(served), Caller(served)
-        with standing_still():
-            running = asyncio.create_task(first.run())
-            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+        second = Caller(served)
+
+        async def unread() -> None:
             with monkeypatch.context() as patch:
                 patch.setattr(app, "prompt_ids", lambda *_: 1 / 0)
                 await second.run()
-        await running
+
+        await beside_one_that_runs(served, unread)
         assert second.sent[0]["status"] == 429
 
     asyncio.run(ask())
