@@ -9,7 +9,7 @@ from typing import Any
 from outpace.core.errors import BadInput
 from outpace.methods.bindings import Bindings
 from outpace.methods.default_method import DEFAULT_METHOD
-from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods
+from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods, routers
 
 ENGINES = ("outpace", "vllm", "sglang", "llama.cpp")
 LOOKUP = ("pld", "sam", "recycling")
@@ -73,7 +73,7 @@ def candidates(context: Context, engine: str, *, greedy: bool) -> list[Candidate
         label = f"draft-model#{one.name}" if len(drafts) > 1 else "draft-model"
         found.append(Candidate(label, chains, teacher_forced=True, runs_models=True))
     if len(drafts) > 1:
-        found.append(Candidate("aio", (_OURS,), runs_models=True))
+        found += [Candidate(name, (_OURS,), runs_models=True) for name in routers()]
     fitting = [_fitting(one, engine) for one in found]
     return [one for one in fitting if one.shapes]
 
