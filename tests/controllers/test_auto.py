@@ -32,7 +32,9 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
+from outpace.engine.known_answers import close_answers, known_answers
 from outpace.engine.method import Method
+from outpace.engine.replay import replay
 from outpace.engine.request import Generation, Request
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.head_folder import open_head
@@ -133,7 +135,7 @@ def of(target: TableTarget, learned: Drafter[Any] | None = None, draft: float = 
     takes one."""
     parts: list[Drafter[Any]] = [SuffixLookup()] if learned is None else [SuffixLookup(), learned]
     drafter = Auto(parts, ["sam", "learned"][: len(parts)], target)
-    drafter._shared.clock = Still(draft)
+    drafter.times.shared(False).clock = Still(draft)
     controllers = [CostModel(target.costs) for _ in parts]
     return Method("auto", drafter, default_rule(drafter.proposal), CombinedController(controllers, united=True))
 
@@ -416,7 +418,7 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
     method = of(target, Reader(target, lambda at: at % 24 < 8))
     assert isinstance(method.drafter, Auto)
-    clock = method.drafter._shared.clock = Clock()
+    clock = method.drafter.times.shared(False).clock = Clock()
     answer(target, method, length=400)
     assert clock.seconds(1) == 1.0
     assert clock.reading(8) > 0.0
@@ -429,7 +431,7 @@ def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) ->
     part = Foresight(target, always)
     method = of(target, part)
     assert isinstance(method.drafter, Auto)
-    shared = method.drafter._shared
+    shared = method.drafter.times.shared(False)
     shared.clock.read_text(512, 1, 16.1)
     for _ in range(200):
         shared.saw_round(drafting=not resting)
@@ -442,10 +444,10 @@ def test_rounds_that_draft_are_told_from_those_that_rest(monkeypatch: pytest.Mon
     method = of(target, Foresight(target, always))
     assert isinstance(method.drafter, Auto)
     answer(target, method)
-    assert method.drafter._shared.drafting == 1.0
+    assert method.drafter.times.shared(False).drafting == 1.0
     monkeypatch.setattr(CostModel, "budget", lambda *given: Budget(0))
     answer(target, method)
-    assert method.drafter._shared.drafting < 0.3
+    assert method.drafter.times.shared(False).drafting < 0.3
 
 
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,11 +457,29 @@ def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = wandering()
     method = of(target, Foresight(target, always))
     assert isinstance(method.drafter, Auto)
-    clock = method.drafter._shared.clock = Clock()
+    clock = method.drafter.times.shared(False).clock = Clock()
     answer(target, method, length=1)
     assert clock.seconds(1) is None
     answer(target, method, length=24)
     assert clock.seconds(1) == 1.0
+
+
+def test_drafts_of_a_replay_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forward runs between them: they take a third of what they take in decoding."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
+    target = wandering()
+    method = of(target, Foresight(target, always))
+    assert isinstance(method.drafter, Auto)
+    shared = method.drafter.times.shared(False)
+    clock = shared.clock = Clock()
+    answers = known_answers(target, [Request((1, 2, 3), method, max_new_tokens=LENGTH)])
+    replay(target, answers, method)
+    assert method.drafter.parts[1].asked > 3  # type: ignore[attr-defined]
+    assert clock.seconds(1) is None and not shared.after._rounds[True]
+    answer(target, method)
+    assert clock.seconds(1) is not None and shared.after._rounds[True]
+    close_answers(target, answers)
 
 
 def test_what_is_known_stays_in_its_namespace() -> None:
@@ -557,7 +577,7 @@ def test_a_worthless_drafter_takes_part_in_hardly_a_round_of_all() -> None:
 def identified(target: TableTarget, learned: Drafter[Any], name: str) -> Method:
     """``auto`` as it is built anew for every request that names no namespace, with the part that ``name`` tells."""
     drafter = Auto([SuffixLookup(), learned], ["sam", "learned"], target, identity=lambda: name)
-    drafter._shared.clock = Still(0.1)
+    drafter.times.shared(False).clock = Still(0.1)
     controllers = [CostModel(target.costs) for _ in range(2)]
     return Method("auto", drafter, default_rule(drafter.proposal), CombinedController(controllers, united=True))
 
@@ -631,6 +651,38 @@ def test_what_greedy_requests_saw_of_a_head_does_not_change_a_sampled_answer(nam
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_only_a_sampled_answer_that_must_repeat_ignores_how_long_drafts_take(repeats: bool) -> None:
+    drafts = []
+    for seconds in (0.1, 50.0):
+        target = wandering()
+        part = Foresight(target, always)
+        method = identified(target, part, "one")
+        assert isinstance(method.drafter, Auto)
+        method.drafter.times.shared(True).clock = Still(seconds)
+        decoder = Decoder(target)
+        found = decoder.submit(Request((1, 2), method, SAMPLED, max_new_tokens=60, repeats=repeats, trace=True))
+        decoder.run()
+        drafts.append([(one.tree.tokens, one.committed) for one in found.rounds])
+    assert (drafts[0] == drafts[1]) is repeats
+
+
+def test_sampled_requests_learn_of_each_other_and_not_of_greedy_ones() -> None:
+    target = wandering()
+
+    def standing(sampled: bool) -> float:
+        drafter = identified(target, Foresight(target, never), "one").drafter
+        assert isinstance(drafter, Auto)
+        return sum(Yield(drafter.times.shared(sampled).standing).expected(0.0))
+
+    before = standing(False), standing(True)
+    decoder = Decoder(target)
+    method = identified(target, Foresight(target, never), "one")
+    decoder.submit(Request((1, 2), method, SAMPLED, max_new_tokens=60, repeats=False))
+    decoder.run()
+    assert standing(False) == before[0] and standing(True) < before[1]
+
+
 def test_the_free_part_s_luck_is_not_the_head_s() -> None:
     target = TableTarget(VOCAB, random_table(VOCAB, 3, order=1))  # order 1: it runs in circles soon
     target.__dict__["costs"] = Costs(cheap)
@@ -639,7 +691,7 @@ def test_the_free_part_s_luck_is_not_the_head_s() -> None:
     assert isinstance(method.drafter, Auto)
     found = answer(target, method, (1, 2, 3, *plain(target)))
     assert found.metrics.committed > 2 * found.metrics.rounds
-    assert sum(Yield(method.drafter._shared.standing).expected(0.0)) <= sum(PRIOR)
+    assert sum(Yield(method.drafter.times.shared(False).standing).expected(0.0)) <= sum(PRIOR)
 
 
 def test_a_draft_is_rehearsed_once_and_leaves_no_trace() -> None:

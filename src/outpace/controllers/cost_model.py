@@ -27,9 +27,9 @@ _FLAT = 1.25
 class CostModel(Controller):
     """Relative costs of up to ``most`` draft tokens; None: of as many as may be worth it, LONGEST of them at most.
 
-    Greedy requests go by what rounds have come to take in this process. A sampled answer depends on what is drafted: so
-    sampled requests go by recorded costs, and a seed repeats its answer where costs are fixed, and on one machine with
-    one table of costs (:mod:`outpace.targets.cost_table`).
+    Requests go by what rounds have come to take in this process. A sampled answer depends on what is drafted: so those
+    that must be the same again for their seed go by recorded costs, and are where costs are fixed, and on one machine
+    with one table of costs (:mod:`outpace.targets.cost_table`).
     """
 
     def __init__(self, costs: Costs, most: int | None = None, width: int = 1) -> None:

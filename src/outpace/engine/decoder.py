@@ -74,6 +74,7 @@ class Decoder:
             namespace=request.namespace,
             stop_ids=request.stop_ids,
         )
+        sequence.repeats = request.repeats
         if rule.shares_noise:
             sequence.noise = SharedNoise()
         if request.kept is not None:

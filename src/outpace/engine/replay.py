@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
@@ -117,6 +117,11 @@ class ReplayTarget(Target):
 
     def lasted(self, seconds: float, drafting: float) -> float:
         return drafting + self._verifying(*self._last)
+
+    def sequence(self, *given: Any, **named: Any) -> Sequence:
+        found = super().sequence(*given, **named)
+        found.replayed = True
+        return found
 
     def open(self) -> _Place:
         return _Place()

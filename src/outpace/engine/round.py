@@ -78,7 +78,7 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
 def _budget(target: Target, one: Generation, batch: int) -> Budget:
     # A path longer than the room left would be scored in vain; depth is fixed before any draw is made.
     room = min(one.request.max_new_tokens - len(one.tokens), target.context_length - len(one.sequence.tokens))
-    return one.request.method.controller.budget(one.metrics, batch, not one.request.params.greedy).limited(room - 1)
+    return one.request.method.controller.budget(one.metrics, batch, not one.sequence.timed).limited(room - 1)
 
 
 def _layers_to_read(active: Seq[Generation]) -> list[int]:

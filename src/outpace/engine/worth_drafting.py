@@ -26,7 +26,7 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
         return None
     drafter = active[0].drafter
     for one in active:
-        if one.drafter is not drafter or not (one.request.params.greedy or not one.request.repeats):
+        if one.drafter is not drafter or not one.sequence.timed:
             return None
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     known = _KNOWN.setdefault(drafter, {})
@@ -39,7 +39,7 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
 def _adapts(active: Seq[Generation]) -> bool:
     """Whether the drafter's lengths follow costs that the requests of a round share. A drafter has one controller."""
     one = active[0]
-    budget = one.request.method.controller.budget(one.metrics, len(active), not one.request.params.greedy)
+    budget = one.request.method.controller.budget(one.metrics, len(active), not one.sequence.timed)
     return budget.base_tokens > 1.0 and bool(budget.relative_costs)
 
 

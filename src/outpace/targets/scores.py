@@ -38,6 +38,15 @@ class Sequence:
     """What drafters and the request's rule draw tokens with, where the rule shares its noise."""
     states: States | None = None
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
+    repeats: bool = True
+    """Whether a sampled answer has to be the same again for its seed."""
+    replayed: bool = False
+    """Whether its answer is known, so that no forward runs between drafts: what these take says little of decoding."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether what is drafted may depend on a clock: a greedy answer is the same whatever is drafted."""
+        return self.params.greedy or not self.repeats
 
     @property
     def params(self) -> SamplingParams:

@@ -10,11 +10,11 @@ decoding is autoregressive.
 All options are compared by one measure (:mod:`outpace.controllers.learned_plan`): expected tokens of the whole round,
 over its time in autoregressive steps, the learned draft included. In a batch the decision is one for all requests: the
 learned part drafts for those with which the batch commits most per time, or for none. Times are those of
-``targets/costs.py``: for greedy requests as rounds and drafts have come to take in this process, for sampled ones as
-recorded, with one rehearsal of the learned part's draft, so that a seed reproduces its answer. What is learned belongs
-to the request's namespace. Only figures of what a learned part adds are remembered across greedy requests
-(:class:`~outpace.controllers.yields.Standing`): so one that adds nothing, such as a head without training, is tried
-less and less.
+``targets/costs.py``: as rounds and drafts have come to take in this process; for sampled answers that must be the same
+again for their seed as recorded, with one rehearsal of the learned part's draft. What is learned belongs to the
+request's namespace. Only figures of what a learned part adds are remembered across requests, of greedy and of sampled
+ones apart (:class:`~outpace.controllers.yields.Standing`): so one that adds nothing, such as a head without training,
+is tried less and less.
 
 ``faser`` (Chen et al. 2026, arXiv 2604.20503) is this method for batches: each request's draft length follows its
 acceptance and the measured costs of the batch, in every round, and is 0 where none gains (``engine/row_sharing.py``

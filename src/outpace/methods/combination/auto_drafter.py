@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -87,13 +88,16 @@ class Auto(MergedTrees[AutoState]):
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._asked = False
         """Whether the round under way asks for drafts."""
-        self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
-        self._sampled_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
-        """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
+        self._memory = {one: Namespaces(partial(self._yield, one), namespaces) for one in (False, True)}
+        """Of greedy requests and of sampled ones that need not repeat: what others have seen counts for them."""
+        self._repeating_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
+        """Of sampled requests that must repeat: their drafts must not depend on what other requests' clocks show."""
 
-    @property
-    def _shared(self) -> Shared:
-        return self.times.shared
+    def _yield(self, sampled: bool) -> Yield:
+        return Yield(self.times.shared(sampled).standing)
+
+    def _shared(self, states: Seq[AutoState]) -> Shared:
+        return self.times.shared(_sampled(states))
 
     def measure(self, batch: int) -> None:
         super().measure(batch)
@@ -101,7 +105,7 @@ class Auto(MergedTrees[AutoState]):
             self.times.measure(batch)
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
-        memory = self._memory if sequence.params.greedy else self._sampled_memory
+        memory = self._memory[not sequence.params.greedy] if sequence.timed else self._repeating_memory
         return AutoState(sequence, parts, known=memory.open(sequence), began=len(sequence.tokens))
 
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
@@ -113,10 +117,10 @@ class Auto(MergedTrees[AutoState]):
     # ------------------------------------------------------------------------------------------------- drafting
 
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
-        alone = states[0] if len(states) == 1 and _greedy(states) else None
-        if alone is not None and alone.drafted is not None:
+        alone = states[0] if len(states) == 1 and states[0].sequence.timed else None
+        if alone is not None and alone.drafted is not None and not alone.sequence.replayed:
             made, cost, asked = alone.drafted
-            self._shared.after.saw(perf_counter() - made, cost, asked=asked)
+            self._shared(states).after.saw(perf_counter() - made, cost, asked=asked)
         for state in states:
             state.asked, state.spent, state.drafted = None, 0.0, None
         if len(self.parts) == 1:
@@ -157,7 +161,8 @@ class Auto(MergedTrees[AutoState]):
         tolls, offers, due = list[float](), list[list[float]](), list[bool]()
         shares = list[Seq[float]]()
         # Drafts of a request that is alone for a moment, or of a batch that tries them, end soon.
-        ahead = max(LEAST_AHEAD, self._shared.drafting) if timed.live else 1.0
+        shared = self._shared(states)
+        ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
         for state, budget in zip(states, budgets, strict=True):
             order, reachable = state.free.likeliest_first()
             ranked.append(order)
@@ -172,7 +177,7 @@ class Auto(MergedTrees[AutoState]):
             shares.append(often)
             due.append(able and state.known.due() and reading <= TRIED * ahead * state.written)
 
-        after = self._shared.after.share if timed.live and timed.batch == 1 else 0.0
+        after = shared.after.share if timed.live and timed.batch == 1 else 0.0
 
         def drafting(size: int) -> float:
             return self.times.draft_steps(timed, size) + after
@@ -204,8 +209,8 @@ class Auto(MergedTrees[AutoState]):
         unread = sum([state.unread for state in asking])
         began = perf_counter()
         drafted = self.ask(1, asking, budgets)
-        if _greedy(asking):
-            self.times.took(len(asking), unread, perf_counter() - began)
+        if all(state.sequence.timed and not state.sequence.replayed for state in asking):
+            self.times.took(len(asking), unread, perf_counter() - began, sampled=_sampled(asking))
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
             # Nothing is cut of one part's tree alone.
@@ -242,7 +247,7 @@ class Auto(MergedTrees[AutoState]):
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         if len(self.parts) > 1:
-            self._shared.saw_round(drafting=self._asked)
+            self._shared(states).saw_round(drafting=self._asked)
             self._asked = False
         for state, verdict in zip(states, verdicts, strict=True):
             scored, asked = verdict.scores.tree, state.asked
@@ -291,11 +296,12 @@ def _free_after(budget: Budget, steps: float) -> Budget:
 
 def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> Timing:
     longest = max([len(state.sequence.tokens) for state in states])
-    return Timing(int(budgets[0].base_tokens), 1 << longest.bit_length(), _greedy(states))
+    live = all(state.sequence.timed for state in states)
+    return Timing(int(budgets[0].base_tokens), 1 << longest.bit_length(), live, _sampled(states))
 
 
-def _greedy(states: Seq[AutoState]) -> bool:
-    return all(state.sequence.params.greedy for state in states)
+def _sampled(states: Seq[AutoState]) -> bool:
+    return any(not state.sequence.params.greedy for state in states)
 
 
 def _first(tree: TokenTree) -> float:

@@ -1,7 +1,8 @@
 """What a learned part's drafts take beside a target, in autoregressive steps of the round.
 
-Greedy requests go by what drafts have come to take in this process. A sampled answer must not depend on that clock: it
-goes by one rehearsal, kept with the target's costs.
+Requests go by what drafts have come to take in this process, greedy ones and sampled ones apart. A sampled answer that
+must be the same again for its seed does not depend on that clock: it goes by one rehearsal, kept with the target's
+costs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NOMINAL_DRAFT = 0.25
 
 @dataclass(slots=True)
 class Shared:
-    """What the greedy requests of a process have seen of a learned part beside a target."""
+    """What the requests of a process that read a clock have seen of a learned part beside a target."""
 
     standing: Standing = field(default_factory=Standing)
     clock: Clock = field(default_factory=Clock)
@@ -42,17 +43,19 @@ class Shared:
         self.drafting += (drafting - self.drafting) / _ROUNDS
 
 
-_SHARED: WeakKeyDictionary[Target, dict[str, Shared]] = WeakKeyDictionary()
-"""By the identity of the learned part."""
+_SHARED: WeakKeyDictionary[Target, dict[tuple[str, bool], Shared]] = WeakKeyDictionary()
+"""By the identity of the learned part, and whether requests sample: drafts then take another time and are accepted less
+often."""
 
 
 class Timing(NamedTuple):
     """What the time of a learned draft depends on: how many requests share the round, about how many tokens the longest
-    one has, and whether all are greedy."""
+    one has, whether all may read a clock, and whether any samples."""
 
     batch: int
     context: int
     live: bool
+    sampled: bool = False
 
 
 class LearnedTimes:
@@ -77,15 +80,21 @@ class LearnedTimes:
         self._steps: dict[tuple[int, Timing], float] = {}
         """Of drafts for so many requests."""
         self._version = target.costs.version
+        self._shared: dict[bool, Shared] = {}
 
     @cached_property
     def _name(self) -> str:
         """The part beside this target; a digest of its weights takes a while."""
         return self._identity()
 
-    @cached_property
-    def shared(self) -> Shared:
-        return _SHARED.setdefault(self._target, {}).setdefault(self._name, Shared(Standing(self._proven)))
+    def shared(self, sampled: bool) -> Shared:
+        """What greedy requests have seen, or sampled ones."""
+        found = self._shared.get(sampled)
+        if found is None:  # asked several times in every round
+            known = _SHARED.setdefault(self._target, {})
+            found = known.setdefault((self._name, sampled), Shared(Standing(self._proven)))
+            self._shared[sampled] = found
+        return found
 
     def draft_steps(self, timed: Timing, count: int) -> float:
         """What a draft for ``count`` of the sequences takes."""
@@ -96,13 +105,13 @@ class LearnedTimes:
         found = self._steps.get((count, timed))
         if found is None:  # asked several times in every round
             found = self._steps[count, timed] = self._predictor.draft_steps(
-                lambda: self._seconds(count, timed.live), NOMINAL_DRAFT, *timed[:2], live=timed.live
+                lambda: self._seconds(count, timed), NOMINAL_DRAFT, *timed[:2], live=timed.live
             )
         return found
 
-    def _seconds(self, count: int, live: bool) -> float:
-        usual = self.shared.clock.seconds(count) if live else None
-        return self._rehearsed(count, not live) if usual is None else usual
+    def _seconds(self, count: int, timed: Timing) -> float:
+        usual = self.shared(timed.sampled).clock.seconds(count) if timed.live else None
+        return self._rehearsed(count, timed.sampled) if usual is None else usual
 
     def _rehearsed(self, count: int, sampled: bool) -> float:
         size = 1 << (count - 1).bit_length()
@@ -125,18 +134,19 @@ class LearnedTimes:
         """What the part takes to read ``unread`` tokens of a text; 0 where no clock may be read."""
         if not unread or not timed.live:
             return 0.0
-        seconds = self.shared.clock.reading(unread)
+        seconds = self.shared(timed.sampled).clock.reading(unread)
         return self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
 
-    def took(self, count: int, unread: int, seconds: float) -> None:
-        """A draft for ``count`` greedy requests took so long, which read ``unread`` tokens first. A recorded time that
-        proves too long was measured while the machine was busy."""
-        clock = self.shared.clock
+    def took(self, count: int, unread: int, seconds: float, *, sampled: bool) -> None:
+        """A draft for ``count`` requests took so long, which read ``unread`` tokens first. A recorded time of greedy
+        drafts that proves too long was measured while the machine was busy; on that of sampled ones answers depend
+        that must repeat."""
+        clock = self.shared(sampled).clock
         if unread:
             clock.read_text(unread, count, seconds)
         if unread or not clock.read(count, seconds):
             return
         self._steps.clear()
         usual = clock.settled(count)
-        if usual is not None:
+        if usual is not None and not sampled:
             self._target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
