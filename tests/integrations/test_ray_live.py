@@ -95,7 +95,8 @@ def test_every_request_is_accounted_for_when_replicas_are_killed(
     bodies = conversations(16, "smollm2", 48, sampled=True)
     undisturbed = asked(url, bodies, 8)
     text_of(undisturbed)
-    assert len({one.replica for one in undisturbed}) == 2
+    if count == 1:  # later the router may send what one replica has answered to that one alone; then both are killed
+        assert len({one.replica for one in undisturbed}) == 2
     disturbed: list[Ended] = []
     quarter = threading.Event()
     asking = threading.Thread(target=lambda: disturbed.extend(asked(url, bodies, 8, quarter)))
