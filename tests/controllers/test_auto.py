@@ -140,6 +140,13 @@ def of(target: TableTarget, learned: Drafter[Any] | None = None, draft: float = 
     return Method("auto", drafter, default_rule(drafter.proposal), CombinedController(controllers, united=True))
 
 
+def reset_clock(method: Method) -> Clock:
+    """``auto``'s clock of greedy drafts, which has seen nothing and reads real times."""
+    assert isinstance(method.drafter, Auto)
+    clock = method.drafter.times.shared(False).clock = Clock()
+    return clock
+
+
 def answer(
     target: TableTarget,
     method: Method,
@@ -417,8 +424,7 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
 
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
     method = of(target, Reader(target, lambda at: at % 24 < 8))
-    assert isinstance(method.drafter, Auto)
-    clock = method.drafter.times.shared(False).clock = Clock()
+    clock = reset_clock(method)
     answer(target, method, length=400)
     assert clock.seconds(1) == 1.0
     assert clock.reading(8) > 0.0
@@ -456,8 +462,7 @@ def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
     target = wandering()
     method = of(target, Foresight(target, always))
-    assert isinstance(method.drafter, Auto)
-    clock = method.drafter.times.shared(False).clock = Clock()
+    clock = reset_clock(method)
     answer(target, method, length=1)
     assert clock.seconds(1) is None
     answer(target, method, length=24)
@@ -470,9 +475,9 @@ def test_drafts_of_a_replay_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
     target = wandering()
     method = of(target, Foresight(target, always))
+    clock = reset_clock(method)
     assert isinstance(method.drafter, Auto)
     shared = method.drafter.times.shared(False)
-    clock = shared.clock = Clock()
     answers = known_answers(target, [Request((1, 2, 3), method, max_new_tokens=LENGTH)])
     replay(target, answers, method)
     assert method.drafter.parts[1].asked > 3  # type: ignore[attr-defined]

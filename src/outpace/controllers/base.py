@@ -118,6 +118,6 @@ class Controller(ABC):
 
     @abstractmethod
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        """The budget for one request; ``batch`` requests share the round. ``sampled``: its answer is
-        sampled and must be the same again for its seed, so the budget must not depend on what rounds take now.
+        """The budget for one request; ``batch`` requests share the round. ``sampled``: its answer
+        is sampled and must be the same again for its seed, so the budget must not depend on what rounds take now.
         """
