@@ -1,7 +1,7 @@
 // The scales and the minimum of a quantised block, and how its sum of whole numbers enters a row's result.
 //
-// Every product of a quantised format ends its blocks here, by registers or by matrix tiles: whole numbers are exact in
-// any order, and what follows is this one sequence, so few rows and many may take different products and get the same bits.
+// Every product of a quantised format ends its blocks here: whole numbers are exact in any order, and what follows is this
+// one sequence, so few rows and many may take different products and get the same bits.
 #pragma once
 
 #include <utility>
@@ -38,17 +38,15 @@ struct TileScales {
     }
 
     // Add what a part of block `in` of these sums up to, for each of M rows, and with a block's only part its minimum.
-    // `steps`: the scale of the rows' inputs, `stride` apart; `scaled_sums`: that times their sum. Column reads these.
-    template <int M, class Column>
+    // `steps`: the scale of the rows' inputs, `stride` apart; `scaled_sums`: that times their sum.
+    template <int M>
     INLINE void add(int in, int part, const vi* whole, const float* steps, const float* scaled_sums, size_t stride, vf* acc) const {
         static_assert(!S::minimum || S::parts == 1);
         const vf factor = scale(in, part);
-        const Column step(steps, stride);
-        each<M>([&](auto i) { acc[i] = fma(to_float(whole[i]), factor * step[i], acc[i]); });
+        each<M>([&](auto i) { acc[i] = fma(to_float(whole[i]), factor * steps[i * stride], acc[i]); });
         if constexpr (S::minimum) {
             const vf least = minimum(in);
-            const Column scaled_sum(scaled_sums, stride);
-            each<M>([&](auto i) { acc[i] = fma(least, splat(scaled_sum[i]), acc[i]); });
+            each<M>([&](auto i) { acc[i] = fma(least, splat(scaled_sums[i * stride]), acc[i]); });
         }
     }
 

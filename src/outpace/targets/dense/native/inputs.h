@@ -11,9 +11,9 @@
 namespace outpace {
 
 // What a format wants its inputs as.
-enum Want : int { WANT_F32 = 1, WANT_BF16 = 2, WANT_Q = 4 };
+enum Want : int { WANT_F32 = 1, WANT_BF16 = 2, WANT_Q = 4, WANT_TILES = 8 };
 inline int want(Format format) {
-    if (format == BF16) return PAIRED || tiles::usable() ? WANT_BF16 : WANT_F32;
+    if (format == BF16) return tiles::usable() ? WANT_TILES : PAIRED ? WANT_BF16 : WANT_F32;
     return format == F32 ? WANT_F32 : WANT_Q;
 }
 
@@ -33,6 +33,7 @@ struct Inputs {
     int depth = 0, inputs = 0, wanted = 0;
     std::vector<float> f32;
     std::vector<bf16, CacheLines<bf16>> half;
+    std::vector<bf16, CacheLines<bf16>> tiled;  // (rows / 16, depth / 32, 16, 32): what a tile takes lies together
     std::vector<int8_t, CacheLines<int8_t>> q;  // (rows, depth)
     std::vector<float> scale;       // (rows, depth / 32)
     std::vector<float> scaled_sum;  // scale * sum of the block's q
@@ -46,6 +47,8 @@ struct Inputs {
         size_t n = size_t(rows) * depth;
         if (wants & WANT_F32 && f32.size() < n) f32.resize(n);
         if (wants & WANT_BF16 && half.size() < n) half.resize(n);
+        const size_t whole = size_t((rows + tiles::ROWS - 1) / tiles::ROWS) * tiles::ROWS * depth;
+        if (wants & WANT_TILES && tiled.size() < whole) tiled.resize(whole);
         if (wants & WANT_Q && q.size() < n) {
             q.resize(n);
             scale.resize(n / BLOCK);
@@ -68,8 +71,19 @@ struct Inputs {
             for (; i + LANES <= to; i += LANES) store(&half[base + i], load(values + i));
             for (; i < to; ++i) half[base + i] = narrow_bf16(values[i]);
         }
+        if (wanted & WANT_TILES)
+            for (int at = from; at < to; at += BLOCK) {
+                bf16* block = &tiled[tile(row) + size_t(at) * tiles::ROWS + row % tiles::ROWS * BLOCK];
+                int i = 0;
+                for (; i + LANES <= std::min(BLOCK, to - at); i += LANES) store(block + i, load(values + at + i));
+                for (; i < std::min(BLOCK, to - at); ++i) block[i] = narrow_bf16(values[at + i]);
+                std::fill(block + i, block + BLOCK, bf16{0});
+            }
         if (wanted & WANT_Q) quantise(row, values, from, to);
     }
+
+    // Where the tiles begin that `row` is in.
+    size_t tile(int row) const { return size_t(row / tiles::ROWS) * tiles::ROWS * depth; }
 
     // The same of rows [0, count), whose values lie `stride` apart: fewer than four blocks of each are as quick as four.
     void take_all(int count, const float* values, size_t stride, int from, int to) {

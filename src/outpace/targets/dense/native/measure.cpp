@@ -60,24 +60,23 @@ double rate(int threads, double work, Step&& step) {
 }
 
 // The same by tiles: four sums are more than enough, for a product of tiles takes as many cycles as it has rows.
-TILE_CODE double tile_rate(int threads, int kind) {
+TILE_CODE double tile_rate(int threads) {
 #if defined(OUTPACE_EMULATED_TILES)
     constexpr int64_t STEPS = 100;
 #else
     constexpr int64_t STEPS = 300000;
 #endif
     constexpr int SUMS = 4;
-    double seconds = together(threads, [kind](int) TILE_CODE {
+    double seconds = together(threads, [](int) TILE_CODE {
         const uint8_t zeros[tiles::ROWS * tiles::ROW_BYTES] = {};
         tiles::shape(tiles::ROWS, tiles::ROW_BYTES);
         tiles::zero<0>(), tiles::zero<1>(), tiles::zero<2>(), tiles::zero<3>();
         tiles::load<4>(zeros, tiles::ROW_BYTES), tiles::load<6>(zeros, tiles::ROW_BYTES);
         for (int64_t i = 0; i < STEPS; ++i)
-            if (kind == 1) tiles::dot_bf16<0, 4, 6>(), tiles::dot_bf16<1, 4, 6>(), tiles::dot_bf16<2, 4, 6>(), tiles::dot_bf16<3, 4, 6>();
-            else tiles::dot_s8u8<0, 4, 6>(), tiles::dot_s8u8<1, 4, 6>(), tiles::dot_s8u8<2, 4, 6>(), tiles::dot_s8u8<3, 4, 6>();
+            tiles::dot_bf16<0, 4, 6>(), tiles::dot_bf16<1, 4, 6>(), tiles::dot_bf16<2, 4, 6>(), tiles::dot_bf16<3, 4, 6>();
         tiles::release();
     });
-    const double work = 2.0 * tiles::ROWS * LANES * tiles::ROW_BYTES / (kind == 1 ? 2 : 1);
+    const double work = 2.0 * tiles::ROWS * LANES * tiles::ROW_BYTES / sizeof(bf16);
     return work * SUMS * double(STEPS) * threads / seconds;
 }
 
@@ -114,8 +113,8 @@ double outpace_product_rate(int threads, int kind) {
             best, kind == 0   ? rate<vf>(threads, 32, [](vf a, vu w, uint32_t) { return fma((vf)w, (vf)w, a); })
                   : kind == 1 ? rate<vf>(threads, 32 * (PAIRED + 1), [](vf a, vu w, uint32_t x) { return product<PAIRED>(a, w, x); })
                               : rate<vi>(threads, 128, [](vi a, vu w, uint32_t x) { return dot(a, w, int32_t(x)); }));
-    if (kind != 0 && tiles::usable())
-        for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, tile_rate(threads, kind));
+    if (kind == 1 && tiles::usable())
+        for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, tile_rate(threads));
     return best;
 }
 

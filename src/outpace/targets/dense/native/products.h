@@ -102,15 +102,6 @@ void product_bf16(const Linear& w, const Inputs& x, const Outputs& out, const Ah
     finish<M, N>(w, out, tile, row, acc);
 }
 
-// One number of each row.
-struct EachRow {
-    const float* first;
-    size_t stride;
-
-    INLINE EachRow(const float* first, size_t stride) : first(first), stride(stride) {}
-    INLINE float operator[](int row) const { return first[row * stride]; }
-};
-
 // A tile of a quantised matrix: the payloads of its blocks, then their scales, then their minima.
 template <Format F, int M, int N>
 void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, const Ahead& ahead, int tile, int row) {
@@ -167,7 +158,7 @@ void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, con
             }
             for (int j = 0; j < N; ++j)
                 TileScales<F>(payload[j], blocks, b)
-                    .template add<M, EachRow>(0, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
+                    .template add<M>(0, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
         }
     }
     finish<M, N>(w, out, tile, row, acc);

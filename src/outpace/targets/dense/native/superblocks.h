@@ -68,7 +68,7 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
                     }
                 }
                 for (int j = 0; j < N; ++j)
-                    scales[j].template add<M, EachRow>(in, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
+                    scales[j].template add<M>(in, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
             }
         }
     }

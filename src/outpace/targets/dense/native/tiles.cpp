@@ -36,7 +36,7 @@ bool bit(unsigned word, int at) { return word >> at & 1; }
 bool granted() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return false;  // XGETBV may be used
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !bit(d, 22) || !bit(d, 24) || !bit(d, 25)) return false;  // bf16, tiles, int8
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !bit(d, 22) || !bit(d, 24)) return false;  // bf16, tiles
     if (!__get_cpuid_count(0x1d, 1, &a, &b, &c, &d)) return false;
     if ((b & 0xffff) < ROW_BYTES || b >> 16 < 8 || (c & 0xffff) < ROWS) return false;
     unsigned low, high;
@@ -188,24 +188,6 @@ void dot_bf16(int c, int a, int b) {
         }
         vf sums = flushed(load_as<vf>(state.data[c][m]));
         sums = flushed(sums + flushed(even + odd));
-        std::memcpy(state.data[c][m], &sums, sizeof sums);
-    }
-    clear_behind(c);
-}
-
-void dot_signed(int c, int a, int b, bool b_signed) {
-    require_product(c, a, b);
-    const int groups = rows(b) - missing();
-    for (int m = 0; m < rows(c); ++m) {
-        vi sums = load_as<vi>(state.data[c][m]);
-        for (int k = 0; k < groups; ++k) {
-            const vu w = load_as<vu>(state.data[b][k]);
-            for (int j = 0; j < 4; ++j) {
-                const int32_t x = int8_t(state.data[a][m][4 * k + j]);
-                const vu byte = w << (24 - 8 * j);
-                sums += (b_signed ? (vi)byte >> 24 : (vi)(byte >> 24)) * x;
-            }
-        }
         std::memcpy(state.data[c][m], &sums, sizeof sums);
     }
     clear_behind(c);

@@ -3,8 +3,7 @@
 // A thin layer over the instructions: on x86-64 they are always compiled in, and whether they are used is decided when
 // the program runs. With OUTPACE_EMULATED_TILES a plain C++ model of them takes their place, on any processor.
 //
-// C (rows, 16) += A (rows, width) * B (width, 16), the inputs of B interleaved in groups of four bytes as weights are
-// packed. Every row of C is computed by itself, in an order that the instruction fixes.
+// C (rows, 16) += A (rows, width) * B (width, 16) in bfloat16, the inputs of B interleaved in pairs as weights are packed. Every row of C is computed by itself, in an order that the instruction fixes.
 #pragma once
 
 #include "simd.h"
@@ -14,7 +13,7 @@
 #elif defined(__x86_64__) && defined(__linux__) && __has_include(<amxtileintrin.h>)
 #define OUTPACE_TILES 1
 #if defined(__clang__)
-#define TILE_CODE __attribute__((target("amx-tile,amx-bf16,amx-int8")))
+#define TILE_CODE __attribute__((target("amx-tile,amx-bf16")))
 #else
 #define TILE_CODE  // g++ takes the instructions in assembly anywhere
 #endif
@@ -51,14 +50,11 @@ void zero(int tile);
 void load(int tile, const void* from, size_t stride);
 void store(int tile, void* to, size_t stride);
 void dot_bf16(int c, int a, int b);
-void dot_signed(int c, int a, int b, bool b_signed);
 
 template <int T> INLINE void zero() { zero(T); }
 template <int T> INLINE void load(const void* from, size_t stride) { load(T, from, stride); }
 template <int T> INLINE void store(void* to, size_t stride) { store(T, to, stride); }
 template <int C, int A, int B> INLINE void dot_bf16() { dot_bf16(C, A, B); }
-template <int C, int A, int B> INLINE void dot_s8s8() { dot_signed(C, A, B, true); }
-template <int C, int A, int B> INLINE void dot_s8u8() { dot_signed(C, A, B, false); }
 
 #elif defined(OUTPACE_TILES)
 
@@ -74,12 +70,6 @@ template <int T> INLINE TILE_CODE void store(void* to, size_t stride) {
 template <int C, int A, int B> INLINE TILE_CODE void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
-template <int C, int A, int B> INLINE TILE_CODE void dot_s8s8() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-}
-template <int C, int A, int B> INLINE TILE_CODE void dot_s8u8() {  // A signed, B unsigned
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-}
 
 #else  // never reached: usable() is false
 
@@ -89,8 +79,6 @@ template <int T> INLINE void zero() {}
 template <int T> INLINE void load(const void*, size_t) {}
 template <int T> INLINE void store(void*, size_t) {}
 template <int C, int A, int B> INLINE void dot_bf16() {}
-template <int C, int A, int B> INLINE void dot_s8s8() {}
-template <int C, int A, int B> INLINE void dot_s8u8() {}
 
 #endif
 
