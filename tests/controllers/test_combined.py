@@ -104,7 +104,7 @@ def test_all_that_happens_reaches_every_part(which: int) -> None:
 
 def test_the_budget_is_the_largest_and_keeps_those_of_the_parts() -> None:
     class Priced(Controller):
-        def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
             return Budget(3, 5, relative_costs=(1.0, 1.1, 1.2))
 
     parts = [Fixed(6, topk=2, max_nodes=10), Priced(), Fixed(0)]

@@ -105,7 +105,7 @@ def test_prices_are_computed_once_for_each_batch() -> None:
 
 @pytest.mark.parametrize("batch", [1, 32])
 def test_fixed_costs_draft_the_same_everywhere(batch: int) -> None:
-    [budget, alone] = [CostModel(FixedCosts()).budget(METRICS, count, sampled=True) for count in (batch, 1)]
+    [budget, alone] = [CostModel(FixedCosts()).budget(METRICS, count, repeatable=True) for count in (batch, 1)]
     assert budget == alone
     assert budget.best_draft_size(LIKELY) > 2 > budget.best_draft_size(UNLIKELY)
 

@@ -173,7 +173,7 @@ TARGET = TableTarget(VOCAB, random_table(VOCAB, 3, order=1))
 class Priced(Controller):
     """A draft token costs half an autoregressive step."""
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         return Budget(4, 4, relative_costs=tuple(1 + 0.5 * count for count in range(5)))
 
 

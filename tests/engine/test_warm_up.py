@@ -17,7 +17,7 @@ def test_controller_and_drafter_meet_every_size(most: int, sizes: list[int]) -> 
     measured: list[int] = []
 
     class Asked(Controller):
-        def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
             asked.append((batch, metrics.prompt_tokens))
             return Budget(0)
 

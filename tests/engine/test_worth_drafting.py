@@ -30,7 +30,7 @@ PROMPTS = ((1, 2), (5,), (3, 3, 4))
 class FreeRows(Controller):
     """States what a shared round costs: rows are free, so only what rounds show speaks against drafts."""
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         return Budget(4, 4, relative_costs=(1.0,) * 20, base_tokens=batch)
 
 

@@ -85,7 +85,7 @@ def test_two_draft_models_draft_in_one_combination(name: str) -> None:
     else:
         assert all(drafted.values()), drafted
         assert small.forwards and large.forwards
-    assert [one.depth for one in method.controller.budget(found.metrics, 1, sampled=False).parts] == [1, 5]
+    assert [one.depth for one in method.controller.budget(found.metrics, 1, repeatable=False).parts] == [1, 5]
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)

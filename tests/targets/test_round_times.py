@@ -88,13 +88,13 @@ def test_a_second_busy_measurement_is_never_worse_than_the_first_and_is_not_repe
 def test_greedy_requests_go_by_what_rounds_take_and_sampled_ones_by_the_record() -> None:
     costs = Busy(1.0)
     model = CostModel(costs)
-    recorded = model.budget(RequestMetrics(), 1, sampled=True).relative_costs
+    recorded = model.budget(RequestMetrics(), 1, repeatable=True).relative_costs
     for _ in range(64):
         rounds(costs, 1, rows=1)
         rounds(costs, 1, rows=6, factor=3.0)
     live = model.budget(RequestMetrics(), 1).relative_costs
     assert live[5] > 2 * recorded[5]
-    assert model.budget(RequestMetrics(), 1, sampled=True).relative_costs == recorded
+    assert model.budget(RequestMetrics(), 1, repeatable=True).relative_costs == recorded
 
 
 def test_rounds_of_sampled_requests_leave_greedy_ones_their_costs() -> None:

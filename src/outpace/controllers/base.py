@@ -117,7 +117,7 @@ class Controller(ABC):
         """Raise BadInput when it does not fit the request's sampling parameters."""
 
     @abstractmethod
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        """The budget for one request; ``batch`` requests share the round. ``sampled``: its answer
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        """The budget for one request; ``batch`` requests share the round. ``repeatable``: its answer
         is sampled and must be the same again for its seed, so the budget must not depend on what rounds take now.
         """

@@ -25,8 +25,8 @@ class CombinedController(Controller):
         self._known: dict[tuple[int, ...], Budget] = {}
         """By the identities of the parts' budgets, which they hold."""
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        parts = tuple([part.budget(metrics, batch, sampled) for part in self.parts])
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        parts = tuple([part.budget(metrics, batch, repeatable) for part in self.parts])
         # Parts give the same objects for long, and this is asked for every request in every round.
         same = tuple(map(id, parts))
         found = self._known.get(same)

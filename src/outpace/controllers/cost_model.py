@@ -39,15 +39,15 @@ class CostModel(Controller):
         self._known: dict[tuple[int, int, int, bool], Budget] = {}
         self._version = costs.version
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         context, version = context_of(metrics), self._costs.version
         if self._version != version:
             self._version = version
             self._known.clear()
-        known = batch, context, threads(), sampled
+        known = batch, context, threads(), repeatable
         found = self._known.get(known)
         if found is None:  # asked for every request in every round
-            found = self._known[known] = self._budget(batch, context, live=not sampled)
+            found = self._known[known] = self._budget(batch, context, live=not repeatable)
         return found
 
     def _budget(self, batch: int, context: int, *, live: bool) -> Budget:

@@ -66,7 +66,7 @@ class DraftLength(Controller):
         predictor, models = Predictor(target, ModelDraft(target, drafts)), len(drafts)
         self._steps = LevelSteps(lambda batch, context: predictor.steps(self._widths(), models, batch, context))
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         steps = self._steps.of(batch, context_of(metrics))
         depth = chosen_length(speedups(one_rate(acceptance_rate(metrics)), steps), metrics)
         return Budget(depth, self._max_nodes, max(self._branching), self._confidence)

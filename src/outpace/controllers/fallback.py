@@ -73,8 +73,8 @@ class Fallback(StoppingController):
         assert isinstance(settings, FallbackSettings)
         self._settings = settings
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        return self.longest(metrics, batch, sampled, self._settings.max_draft_tokens)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        return self.longest(metrics, batch, repeatable, self._settings.max_draft_tokens)
 
     def policy(self, memory: Any, *, sampled: bool) -> DraftPolicy:
         return _FallbackPolicy(self._settings)

@@ -21,5 +21,5 @@ class Fixed(Controller):
             raise BadInput(f"confidence must be in [0, 1], not {confidence}")
         self._budget = Budget(length, max_nodes, topk, confidence)
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         return self._budget

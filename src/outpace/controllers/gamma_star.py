@@ -49,8 +49,8 @@ class GammaStar(NamedController):
         self._settings = settings
         self._known = LevelSteps(self._steps)
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        shape = self.setup.shape(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        shape = self.setup.shape(metrics, batch, repeatable)
         return self.setup.of_length(shape, self.length(metrics, batch, shape.depth))
 
     def length(self, metrics: RequestMetrics, batch: int, most: int) -> int:

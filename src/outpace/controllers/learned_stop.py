@@ -90,8 +90,8 @@ class LearnedStop(StoppingController):
         assert isinstance(settings, LearnedStopSettings)
         self._settings = settings
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        return self.longest(metrics, batch, sampled, self._settings.max_draft_tokens)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        return self.longest(metrics, batch, repeatable, self._settings.max_draft_tokens)
 
     def memory(self) -> StopClassifier:
         return StopClassifier(self._settings.rate)

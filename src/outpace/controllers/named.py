@@ -45,9 +45,9 @@ class Setup:
         """Forecasts for this target and drafter."""
         return Predictor(self.target, self.drafting)
 
-    def shape(self, metrics: RequestMetrics, batch: int, sampled: bool) -> Budget:
+    def shape(self, metrics: RequestMetrics, batch: int, repeatable: bool) -> Budget:
         """The budget of the method's own controller with the longest draft that it would ever allow."""
-        budget = self.own.budget(metrics, batch, sampled)
+        budget = self.own.budget(metrics, batch, repeatable)
         return replace(budget, depth=LONGEST) if isinstance(self.own, DraftLength) else budget
 
     def of_length(self, shape: Budget, length: int) -> Budget:
@@ -107,8 +107,8 @@ class NamedController(Controller):
             },
         }
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        return self.setup.shape(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        return self.setup.shape(metrics, batch, repeatable)
 
     def memory(self) -> Any:
         """What is kept for the requests of one namespace."""
@@ -132,9 +132,9 @@ class StoppingController(NamedController):
         if not setup.asks_policy:
             raise cls.refuse(setup, "its drafter has no distribution to stop by")
 
-    def longest(self, metrics: RequestMetrics, batch: int, sampled: bool, most: int) -> Budget:
+    def longest(self, metrics: RequestMetrics, batch: int, repeatable: bool, most: int) -> Budget:
         """The longest draft that there may be, of at most ``most`` levels: what ends it before is the policy."""
-        shape = self.setup.shape(metrics, batch, sampled)
+        shape = self.setup.shape(metrics, batch, repeatable)
         return self.setup.of_length(shape, min(shape.depth, most))
 
     @abstractmethod

@@ -83,8 +83,8 @@ class Oracle(NamedController):
                 "sampled drafts in hindsight would change the output distribution"
             )
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        shape = self.setup.shape(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        shape = self.setup.shape(metrics, batch, repeatable)
         return self.setup.of_length(shape, min(shape.depth, self._most))
 
     def rehearse(self, answer: Callable[[], object]) -> None:

@@ -156,10 +156,10 @@ class Smart(NamedController):
         if not (setup.asks_policy or setup.weighs_costs or setup.combined):
             raise cls.refuse(setup, "its drafter neither estimates acceptance nor has a distribution to draw from")
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         if self.setup.combined:
-            return self._own.budget(metrics, batch, sampled)
-        shape, known = self.setup.shape(metrics, batch, sampled), self._costs.budget(metrics, batch, sampled)
+            return self._own.budget(metrics, batch, repeatable)
+        shape, known = self.setup.shape(metrics, batch, repeatable), self._costs.budget(metrics, batch, repeatable)
         level = self.setup.drafting.level(1, batch, context_of(metrics)) / known.base_tokens
         limited = shape.limited(min(shape.depth, self._most))
         return replace(limited, relative_costs=known.relative_costs, base_tokens=known.base_tokens, level_steps=level)
@@ -182,11 +182,11 @@ class _Costed(Controller):
     def __init__(self, own: Controller, costs: CostModel) -> None:
         self._own, self._costs = own, costs
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        own = self._own.budget(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        own = self._own.budget(metrics, batch, repeatable)
         if own.relative_costs:
             return own
-        known = self._costs.budget(metrics, batch, sampled)
+        known = self._costs.budget(metrics, batch, repeatable)
         return replace(own, relative_costs=known.relative_costs, base_tokens=known.base_tokens)
 
 

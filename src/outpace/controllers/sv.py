@@ -149,8 +149,8 @@ class SpeculativeVerification(NamedController):
         if proposal.keeps_unverified_draws:
             raise cls.refuse(setup, "it keeps draft tokens for later rounds, so none of them may be left out")
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        shape, known = self.setup.shape(metrics, batch, sampled), self._costs.budget(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        shape, known = self.setup.shape(metrics, batch, repeatable), self._costs.budget(metrics, batch, repeatable)
         limited = self.setup.of_length(shape, min(shape.depth, self._most))
         return replace(limited, relative_costs=known.relative_costs, base_tokens=known.base_tokens)
 

@@ -62,7 +62,7 @@ class Method:
     @property
     def may_draft(self) -> bool:
         """Whether its controller asks for a draft at the start (that of autoregressive decoding never does)."""
-        return self.controller.budget(RequestMetrics(), 1, sampled=True).depth > 0
+        return self.controller.budget(RequestMetrics(), 1, repeatable=True).depth > 0
 
     def rule_for(self, params: SamplingParams) -> AcceptanceRule:
         """The rule of one request: a lossless rule at temperature 0 is the greedy walk, which needs no p."""

@@ -32,8 +32,8 @@ class _TwoLevels(Controller):
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        usual = self._controller.budget(metrics, batch, sampled)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        usual = self._controller.budget(metrics, batch, repeatable)
         if not usual.relative_costs:
             return usual
         return replace(

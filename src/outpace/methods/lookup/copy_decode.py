@@ -90,8 +90,8 @@ class SpanLengths(Controller):
         self.most, self.parts = most, tuple(parts)
         self._span = Budget(most, most)
 
-    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        parts = (part.budget(metrics, batch, sampled) for part in self.parts)
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        parts = (part.budget(metrics, batch, repeatable) for part in self.parts)
         return Budget(self.most, self.most, parts=(self._span, *parts))
 
 
