@@ -160,6 +160,7 @@ def measure(
             with stage(f"{load.name}, warming up", total=len(rows), unit="servers") as at:
                 for one in rows:
                     limit.check()
+                    running.give_turn(one.server)  # the load before left all but one stopped
                     load.run(clients[one.server.name], planned[0], body(one), f"{load.name} warm-up", 0)
                     at.move(at.done + 1)
             with stage(load.name, total=len(planned) * len(rows), unit="blocks") as at:
@@ -184,8 +185,7 @@ def _watched(results: Results, running: Running, one: Variant, work: Callable[[]
     """A block, with the server's own count of its rounds; the CPU time of the idle servers and of other programs is
     noted."""
     servers = running.servers(running.variants)
-    for server in servers:
-        server.pause(paused=server is not one.server)
+    running.give_turn(one.server)
     before = {server.name: server.cpu_seconds() for server in servers if server is not one.server}
     counted = rounds_of(one.server.url)
     results.contention.begin([server.pid for server in servers])

@@ -217,6 +217,11 @@ class Running:
         for server in self.servers(self._wanted):
             server.stop()
 
+    def give_turn(self, server: Server) -> None:
+        """Let one server go on, and stop the others."""
+        for other in self.servers(self.variants):
+            other.pause(paused=other is not server)
+
     @staticmethod
     def servers(variants: Seq[Variant]) -> list[Server]:
         """Each once."""

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 import serving
+from outpace.bench.peers.stopping import TimeLimit
 from outpace.core.errors import BadInput
 from outpace.serving.app import build_app
 from outpace.serving.server import open_socket, url
@@ -22,7 +23,7 @@ from serving_load.client import Client, Reply, Rounds, rounds_of
 from serving_load.conversations import Conversation, questions, traces
 from serving_load.figures import Bounds, cell, compared, percentiles
 from serving_load.loads import Block, arrival_times, closed, open_loop
-from serving_load.measuring import Load, pairs_of
+from serving_load.measuring import Load, Results, measure, pairs_of
 from serving_load.servers import Running, Server, Variant, Wanted, check_free, ours
 from serving_support import service
 
@@ -72,6 +73,41 @@ def test_a_closed_loop_counts_what_the_server_counts(where: str) -> None:
     assert found["speculation"]["drafted"] == 0
     assert found["speculation"]["requests_share"] == 0
     assert found["speculation"]["rounds"] == 120
+
+
+def test_a_server_is_never_asked_while_it_is_stopped() -> None:
+    """Servers that do not have their turn are stopped, and a later load begins by warming up every one of them."""
+
+    class Stoppable(Server):
+        stopped = False
+
+        def pause(self, *, paused: bool) -> None:
+            self.stopped = paused
+
+        def cpu_seconds(self) -> float:
+            return 0.0
+
+        pid = 1
+
+    rows = [Variant(name, Stoppable(name, [], {}, "toy", "shared_prefix", "")) for name in ("first", "second")]
+    asked: list[str] = []
+
+    class Watched(Load):
+        def run(self, client: Any, block: Any, body: Any, name: str, seed: int) -> Block:
+            row = next(one for one in rows if one.name == body([], "")["shared_prefix"].split()[0])
+            assert not row.server.stopped
+            asked.append(row.name)
+            return Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1, counted=True)])
+
+    running = Running(rows, patience=1)
+    running.variants = rows
+    loads = [Watched("questions", SAID, 12, users=users) for users in (1, 2, 1)]
+    results = Results(None, Bounds(1, 1), {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving_load.measuring.closed", lambda *_: Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1)]))
+        patch.setattr("serving_load.measuring.rounds_of", lambda _: None)
+        measure(results, "toy", loads, running, {}, TimeLimit(None), 1)
+    assert set(asked) == {"first", "second"} and len(results.cells) == 2
 
 
 def test_the_second_turn_repeats_the_first_and_its_answer() -> None:
