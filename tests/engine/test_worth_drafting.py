@@ -82,6 +82,16 @@ def test_a_batch_gives_up_drafts_that_take_longer_than_they_save() -> None:
     assert alone.proposed >= one.metrics.rounds - 1  # of one request its drafter's own estimates decide
 
 
+def test_a_smaller_batch_finds_out_for_itself_and_a_larger_one_believes() -> None:
+    slow = Timed(0.02)
+    answers(slow)
+    larger = slow.proposed
+    answers(slow, (*PROMPTS, (7, 2)), length=30)  # nothing yet that a trial could follow
+    assert slow.proposed == larger
+    answers(slow, PROMPTS[:2])
+    assert slow.proposed > larger + 20  # its own first rounds, not a trial of a batch at rest
+
+
 def test_rounds_without_drafts_keep_what_drafters_know() -> None:
     """Every second round, so that drafters see rounds that they did not draft for."""
 

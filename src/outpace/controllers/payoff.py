@@ -38,9 +38,9 @@ class Payoff:
     """
 
     def __init__(self, like: Payoff | None = None) -> None:
-        self._better: bool = like is None or like._better
+        self.better: bool = like is None or like.better
         """Whether drafting went better when it was compared last."""
-        self.drafts = self._better
+        self.drafts = self.better
         self._left, self._trials = BEGINNING, 0
         self._drafted = deque[tuple[float, float, float]](maxlen=_KEPT)
         """Tokens, seconds and seconds of drafting of rounds with drafts since the last comparison."""
@@ -59,8 +59,8 @@ class Payoff:
         self._left -= 1
         if self._left > 0:
             return
-        if self.drafts is self._better:  # a while of the other, to compare with
-            self.drafts = not self._better
+        if self.drafts is self.better:  # a while of the other, to compare with
+            self.drafts = not self.better
             self._left = TRIAL if self.drafts else REFERENCE
         else:
             self._compare()
@@ -74,9 +74,9 @@ class Payoff:
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
         better = self._tokens > MARGIN * self._steps
-        if not better and not self._better and tokens > MARGIN * steps and self._trials < _TRIALS:
+        if not better and not self.better and tokens > MARGIN * steps and self._trials < _TRIALS:
             self._trials, self._left = self._trials + 1, TRIAL
             return
         lost = (self._tokens / self._steps - 1.0) * REFERENCE if better else steps - tokens
-        self._better, self._trials = better, 0
+        self.better, self._trials = better, 0
         self.drafts, self._left = better, min(LATE, max(SOON, round(lost / EXPLORING)))

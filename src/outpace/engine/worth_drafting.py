@@ -31,9 +31,16 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     known = _KNOWN.setdefault(drafter, {})
     if size not in known:
-        nearest = min(known, key=lambda other: abs(other - size), default=None)
-        known[size] = Payoff(None if nearest is None else known[nearest]) if _adapts(active) else None
+        known[size] = Payoff(_like(known, size)) if _adapts(active) else None
     return known[size]
+
+
+def _like(known: dict[int, Payoff | None], size: int) -> Payoff | None:
+    """The batch whose answer one of this size begins with. Drafts pay less the more requests share a round, so what
+    a larger batch found against them says nothing of a smaller one."""
+    nearest = min(known, key=lambda other: abs(other - size), default=size)
+    found = known.get(nearest)
+    return None if found is None or (nearest > size and not found.better) else found
 
 
 def _adapts(active: Seq[Generation]) -> bool:
