@@ -70,3 +70,27 @@ def test_prompts_that_drafts_read_first_are_a_part_of_what_drafting_takes() -> N
         seconds, tokens = seconds + took, tokens + got
     assert not payoff.drafts
     assert seconds / tokens < 1.03
+
+
+@pytest.mark.parametrize(("answer", "gains"), [(60, True), (6, False)])
+def test_what_a_trial_reads_counts_as_often_as_requests_join(answer: int, gains: bool) -> None:
+    """Four requests of ``answer`` rounds each, whose prompts take 0.5 of a round to read when they are first drafted for.
+
+    After a rest a trial reads four in sixteen rounds. Where answers are long, drafting always would read fewer.
+    """
+    payoff = Payoff(Payoff())
+    payoff.better = payoff.drafts = False
+    read = [False] * 4
+    drafted = 0
+    for number in range(12_000):
+        slot = number * 4 // answer % 4 if number * 4 % answer < 4 else None
+        if slot is not None:
+            read[slot] = False
+        reading = 0.0
+        if payoff.drafts:
+            reading, read = 0.5 * read.count(False), [True] * 4
+        drafted += payoff.drafts
+        payoff.saw(
+            1.2 if payoff.drafts else 1.0, (1.1 if payoff.drafts else 1.0) + reading, reading, (slot is not None) / 4
+        )
+    assert (drafted > 9000) == gains, drafted

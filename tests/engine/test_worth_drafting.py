@@ -101,7 +101,7 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
         def __init__(self, like: object) -> None:
             """None is known."""
 
-        def saw(self, tokens: float, seconds: float, drafting: float) -> None:
+        def saw(self, tokens: float, seconds: float, drafting: float, joined: float) -> None:
             self.drafts = not self.drafts
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ compared again: the later, the more the other would lose meanwhile.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 BEGINNING, TRIAL, REFERENCE = 32, 16, 8
@@ -27,7 +28,18 @@ _TRIALS = 4
 """Trials in a row, while they go better than all rounds before them."""
 _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
-The draft counts as it is: where it reads a prompt first, that is a part of what drafting takes."""
+The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """A round with drafts: tokens for each request, seconds beside the draft's, those of the draft, and the share of the
+    requests that the drafter had not read before."""
+
+    tokens: float
+    rest: float
+    drafting: float
+    unread: float
 
 
 class Payoff:
@@ -42,20 +54,26 @@ class Payoff:
         """Whether drafting went better when it was compared last."""
         self.drafts = self.better
         self._left, self._trials = BEGINNING, 0
-        self._drafted = deque[tuple[float, float, float]](maxlen=_KEPT)
-        """Tokens, seconds and seconds of drafting of rounds with drafts since the last comparison."""
+        self._drafted = deque[_Drafted](maxlen=_KEPT)
+        """The rounds with drafts since the last comparison."""
         self._plain = deque[float](maxlen=REFERENCE)
         """Seconds of the last rounds without."""
         self._tokens = self._steps = 0.0
         """Of all rounds with drafts, the later ones more; steps of a round without any."""
+        self._joined = self._rounds = 0.0
+        """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
+        self._rested = False
+        """Whether the last round had no drafts, so that drafters have not read what the requests hold."""
 
-    def saw(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
+    def saw(self, tokens: float, seconds: float, drafting: float = 0.0, joined: float = 0.0) -> None:
         """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, of
-        which ``drafting`` for its draft."""
+        which ``drafting`` for its draft. ``joined``: the share of requests whose first round it was."""
+        self._joined, self._rounds = self._joined + joined, self._rounds + 1.0
         if self.drafts:
-            self._drafted.append((tokens, seconds - drafting, drafting))
+            self._drafted.append(_Drafted(tokens, seconds - drafting, drafting, 1.0 if self._rested else joined))
         else:
             self._plain.append(seconds)
+        self._rested = not self.drafts
         self._left -= 1
         if self._left > 0:
             return
@@ -67,9 +85,10 @@ class Payoff:
 
     def _compare(self) -> None:
         step = median(self._plain)
-        usual = median(rest for _, rest, _ in self._drafted)
-        tokens = sum(one for one, _, _ in self._drafted)
-        steps = sum((usual if rest > _OUTLIER * usual else rest) + own for _, rest, own in self._drafted) / step
+        usual = median(one.rest for one in self._drafted)
+        tokens = sum(one.tokens for one in self._drafted)
+        steps = sum(usual if one.rest > _OUTLIER * usual else one.rest for one in self._drafted) / step
+        steps += self._drafting() / step
         fade = 0.5 ** (len(self._drafted) / _KEPT)
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
@@ -80,3 +99,19 @@ class Payoff:
         lost = (self._tokens / self._steps - 1.0) * REFERENCE if better else steps - tokens
         self.better, self._trials = better, 0
         self.drafts, self._left = better, min(LATE, max(SOON, round(lost / EXPLORING)))
+
+    def _drafting(self) -> float:
+        """Seconds that the drafts would have taken in rounds that always draft.
+
+        The first draft after a rest reads what all requests hold, in a trial of a few rounds; where every round drafts, a
+        request's is read once, when it joins. So of what such a draft takes longer than others, a share counts.
+        """
+        others = [one.drafting for one in self._drafted if not one.unread]
+        unread = sum(one.unread for one in self._drafted)
+        if not others or not unread:
+            return sum(one.drafting for one in self._drafted)
+        usual = median(others)
+        share = min(1.0, self._joined / self._rounds * len(self._drafted) / unread)
+        return sum(
+            one.drafting - (1.0 - share) * max(0.0, one.drafting - usual) * (one.unread > 0) for one in self._drafted
+        )

@@ -56,7 +56,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _close_books(active, split, began)
     if payoff is not None and target.costs.measurements == measurements:  # else most of the time was for that
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
-        payoff.saw(committed / len(active), target.lasted(perf_counter() - began, drafting), drafting)
+        joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
+        payoff.saw(committed / len(active), target.lasted(perf_counter() - began, drafting), drafting, joined)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
