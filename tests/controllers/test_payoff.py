@@ -74,7 +74,7 @@ def test_prompts_that_drafts_read_first_are_a_part_of_what_drafting_takes() -> N
 
 @pytest.mark.parametrize(("answer", "gains"), [(60, True), (6, False)])
 def test_what_a_trial_reads_counts_as_often_as_requests_join(answer: int, gains: bool) -> None:
-    """Four requests of ``answer`` rounds each, whose prompts take 0.5 of a round to read when they are first drafted for.
+    """Four requests of ``answer`` rounds each, whose prompts take half a round to read when they are first drafted for.
 
     After a rest a trial reads four in sixteen rounds. Where answers are long, drafting always would read fewer.
     """

@@ -33,7 +33,7 @@ The draft counts as it is but for prompts that it reads first: see :meth:`Payoff
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """A round with drafts: tokens for each request, seconds beside the draft's, those of the draft, and the share of the
+    """A round with drafts: tokens for each request, seconds beside the draft's, those of the draft, and the share of
     requests that the drafter had not read before."""
 
     tokens: float
@@ -103,8 +103,8 @@ class Payoff:
     def _drafting(self) -> float:
         """Seconds that the drafts would have taken in rounds that always draft.
 
-        The first draft after a rest reads what all requests hold, in a trial of a few rounds; where every round drafts, a
-        request's is read once, when it joins. So of what such a draft takes longer than others, a share counts.
+        The first draft after a rest reads what all requests hold, in a trial of a few rounds; where every round drafts,
+        a request's is read once, when it joins. So of what such a draft takes longer than others, a share counts.
         """
         others = [one.drafting for one in self._drafted if not one.unread]
         unread = sum(one.unread for one in self._drafted)
