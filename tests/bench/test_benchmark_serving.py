@@ -95,7 +95,7 @@ def test_a_server_is_never_asked_while_it_is_stopped() -> None:
     class Watched(Load):
         def run(self, client: Any, block: Any, body: Any, name: str, seed: int) -> Block:
             row = next(one for one in rows if one.name == body([], "")["shared_prefix"].split()[0])
-            assert not row.server.stopped
+            assert isinstance(row.server, Stoppable) and not row.server.stopped
             asked.append(row.name)
             return Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1, counted=True)])
 
