@@ -78,7 +78,7 @@ def test_what_a_trial_reads_counts_as_often_as_requests_join(answer: int, gains:
 
     After a rest a trial reads four in sixteen rounds. Where answers are long, drafting always would read fewer.
     """
-    payoff = Payoff(Payoff())
+    payoff = Payoff()
     payoff.better = payoff.drafts = False
     read = [False] * 4
     drafted = 0

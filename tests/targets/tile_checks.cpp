@@ -210,8 +210,8 @@ int main() {
     products(96, 200, GELU, true, 40, 2);
     products(7, 33, NONE, false, 40, 2);
     products(50, 320, NONE, false, 40, 3);
-    expect(takes_tiles(BF16), "tiles are taken");
-    for (Format format : {F32, Q8, Q4, Q4M, Q6K}) expect(!takes_tiles(format), "what has no tile products is left to registers");
+    expect(want(BF16) == WANT_TILES, "tiles are taken");
+    for (Format format : {F32, Q8, Q4, Q4M, Q6K}) expect(want(format) != WANT_TILES, "what has no tile products is left to registers");
     tiles::release();
     std::printf("%d differences\n", failures);
     return failures != 0;

@@ -106,12 +106,12 @@ class Payoff:
         The first draft after a rest reads what all requests hold, in a trial of a few rounds; where every round drafts,
         a request's is read once, when it joins. So of what such a draft takes longer than others, a share counts.
         """
+        total = sum(one.drafting for one in self._drafted)
         others = [one.drafting for one in self._drafted if not one.unread]
         unread = sum(one.unread for one in self._drafted)
         if not others or not unread:
-            return sum(one.drafting for one in self._drafted)
+            return total
         usual = median(others)
         share = min(1.0, self._joined / self._rounds * len(self._drafted) / unread)
-        return sum(
-            one.drafting - (1.0 - share) * max(0.0, one.drafting - usual) * (one.unread > 0) for one in self._drafted
-        )
+        reading = sum(max(0.0, one.drafting - usual) for one in self._drafted if one.unread)
+        return total - (1.0 - share) * reading

@@ -10,7 +10,7 @@
 
 namespace outpace {
 
-// run(0), ..., run(N - 1), each with its own number at compile time: only so does the compiler keep 16 sums in registers.
+// run(0), ..., run(N - 1), each with its own number at compile time: only so does the compiler keep the sums in registers.
 template <class Do, int... I>
 INLINE void each_of(std::integer_sequence<int, I...>, Do&& run) { (run(std::integral_constant<int, I>{}), ...); }
 template <int N, class Do>
@@ -29,12 +29,6 @@ struct TileScales {
             unit = first();
             if constexpr (S::minimum) least_unit = -second();  // a file keeps what is subtracted
         }
-    }
-
-    // Where the payload of block `b` of a tile lies.
-    static const uint8_t* block(const uint8_t* tile, int b) {
-        if constexpr (S::super) return tile + b / EACH * S::body + S::head + b % EACH * S::block;
-        else return tile + b * S::payload;
     }
 
     // Add what a part of block `in` of these sums up to, for each of M rows, and with a block's only part its minimum.

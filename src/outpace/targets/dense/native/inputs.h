@@ -57,6 +57,9 @@ struct Inputs {
         }
     }
 
+    // Where the tiles begin that `row` is in.
+    size_t tile(int row) const { return size_t(row / tiles::ROWS) * tiles::ROWS * depth; }
+
     // Take inputs [from, to) of one row over; `from` is a multiple of 32. The last ones bring the padding with them:
     // zero times what an earlier forward left there is not zero where that was not finite.
     void take(int row, const float* values, int from, int to) {
@@ -66,24 +69,16 @@ struct Inputs {
             if (wanted & WANT_BF16) std::fill(half.begin() + base + to, half.begin() + base + depth, bf16{0});
         }
         if (wanted & WANT_F32) std::memcpy(&f32[base + from], values + from, sizeof(float) * (to - from));
-        if (wanted & WANT_BF16) {
-            int i = from;
-            for (; i + LANES <= to; i += LANES) store(&half[base + i], load(values + i));
-            for (; i < to; ++i) half[base + i] = narrow_bf16(values[i]);
-        }
+        if (wanted & WANT_BF16) narrow(values + from, to - from, &half[base + from]);
         if (wanted & WANT_TILES)
             for (int at = from; at < to; at += BLOCK) {
                 bf16* block = &tiled[tile(row) + size_t(at) * tiles::ROWS + row % tiles::ROWS * BLOCK];
-                int i = 0;
-                for (; i + LANES <= std::min(BLOCK, to - at); i += LANES) store(block + i, load(values + at + i));
-                for (; i < std::min(BLOCK, to - at); ++i) block[i] = narrow_bf16(values[at + i]);
-                std::fill(block + i, block + BLOCK, bf16{0});
+                const int count = std::min(BLOCK, to - at);
+                narrow(values + at, count, block);
+                std::fill(block + count, block + BLOCK, bf16{0});
             }
         if (wanted & WANT_Q) quantise(row, values, from, to);
     }
-
-    // Where the tiles begin that `row` is in.
-    size_t tile(int row) const { return size_t(row / tiles::ROWS) * tiles::ROWS * depth; }
 
     // The same of rows [0, count), whose values lie `stride` apart: fewer than four blocks of each are as quick as four.
     void take_all(int count, const float* values, size_t stride, int from, int to) {
@@ -105,6 +100,12 @@ struct Inputs {
     }
 
    private:
+    static void narrow(const float* values, int count, bf16* to) {
+        int i = 0;
+        for (; i + LANES <= count; i += LANES) store(to + i, load(values + i));
+        for (; i < count; ++i) to[i] = narrow_bf16(values[i]);
+    }
+
     // Four blocks at a time; where fewer are left, the last one is done again.
     void quantise(int row, const float* values, int from, int to) {
         float padded[BLOCK];

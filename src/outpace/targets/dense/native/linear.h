@@ -14,7 +14,6 @@ Product product(Format format, int m, int n);
 Product product_of_superblocks(Format format, int m, int n);
 
 // Products by matrix tiles, where the processor has them (tile_linear.cpp): arguments as of `multiply`.
-bool takes_tiles(Format format);
 void multiply_by_tiles(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
                        const uint8_t* next, size_t next_bytes);
 
@@ -23,7 +22,7 @@ constexpr size_t LONG = size_t(32) << 10;  // bytes of a tile
 // Rows of `x` times tiles [first, last) of `w`; meanwhile as many tiles from `next` on are fetched, if it is not null.
 inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
                      const uint8_t* next = nullptr, size_t next_bytes = 0) {
-    if (takes_tiles(w.format)) return multiply_by_tiles(w, x, out, rows, first, last, next, next_bytes);
+    if (want(w.format) == WANT_TILES) return multiply_by_tiles(w, x, out, rows, first, last, next, next_bytes);
     // Wide formats keep more tiles going at a time than quantised ones, which need registers for the whole numbers too.
     // Of bf16 many rows share what two tiles take to widen.
     const bool two = quantised(w.format) ? rows > 1 : w.format == BF16 && !PAIRED && rows > MOST_ROWS;

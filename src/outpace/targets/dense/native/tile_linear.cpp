@@ -48,8 +48,6 @@ void multiply_bf16(const Piece& p) {
 
 }  // namespace
 
-bool takes_tiles(Format format) { return format == BF16 && tiles::usable(); }
-
 void multiply_by_tiles(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
                        const uint8_t* next, size_t next_bytes) {
     multiply_bf16({w, x, out, rows, first, last, next, next_bytes});
