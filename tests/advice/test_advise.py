@@ -46,9 +46,11 @@ def test_sampled_answers(smollm2: Model) -> None:
         max_new_tokens=16,
         draft_model="draft-lm",
     ).result
-    how = {row["method"]: row.get("acceptance") for row in found["candidates"]}
-    assert how["pld"] == "replayed"
-    assert how["draft-model"] == "teacher-forced"
+    rows = {row["method"]: row for row in found["candidates"]}
+    assert rows["pld"]["acceptance"] == "replayed"
+    # Which of its lengths is best depends on the machine; only those that are chosen in each round must be decoded.
+    chain = rows["draft-model"]
+    assert chain["acceptance"] == ("teacher-forced" if "num_draft_tokens" in chain["settings"] else "decoded")
 
 
 def test_bad_input(smollm2: Model) -> None:
