@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from itertools import count
 from typing import Any
 
 import pytest
@@ -498,3 +499,49 @@ def test_a_forward_serves_a_whole_batch() -> None:
 def test_plain_decoding_reads_no_states() -> None:
     assert NoDraft().aux_hidden_state_layers == ()
     assert method_of("eagle3", table(12)).drafter.aux_hidden_state_layers
+
+
+# ------------------------------------------------------------------------------------------------ long texts
+
+
+def first_draft(target: Target, tokens: Seq[int], recent_tokens: int | None) -> tuple[FeatureState, TokenTree]:
+    """Of a request whose text is ``tokens``, from its K/V rows on."""
+    made = method_of("eagle3", target, target.vocab_size - 2, mode="tree", max_nodes=6, recent_tokens=recent_tokens)
+    decoder = Decoder(target)
+    one = decoder.submit(Request(tuple(tokens), made, max_new_tokens=8, trace=True))
+    decoder.step()
+    state = one.draft_state
+    assert isinstance(state, FeatureState)
+    return state, one.rounds[0].tree
+
+
+def test_of_a_long_text_the_newest_tokens_alone_are_read() -> None:
+    """The states of this target follow from the last tokens, so what comes long before cannot matter."""
+    target, tail = table(12), [3, 1, 4, 1, 5, 9, 2, 6]
+    one, other = [1, 2, 8] * 20 + tail, [7, 3, 5] * 20 + tail
+    read, drafted = first_draft(target, one, 4)
+    assert read.first == len(one) - 1 - 4 and read.known == len(one) - 1
+    assert drafted and drafted == first_draft(target, other, 4)[1]
+    whole, all_read = first_draft(target, one, None)
+    assert whole.first == 0
+    assert all_read.path_acceptance_probs != first_draft(target, other, None)[1].path_acceptance_probs
+    assert first_draft(target, tail, 64)[0].first == 0, "a short text is read whole"
+
+
+def test_answers_stay_the_same_where_a_head_skips_what_came_between_two_drafts(target: Target) -> None:
+    made = method_of("eagle3", target, target.vocab_size - 2, mode="tree", max_nodes=4, recent_tokens=3)
+    prompt = [index * 5 % target.vocab_size for index in range(40)]
+    plain = answers(target, build("none", Context(target)), [prompt], 24)[0]
+    decoder = Decoder(target)
+    one = decoder.submit(Request(tuple(prompt), made, max_new_tokens=24))
+    asked = made.drafter.propose_batch
+    turns = count()
+    made.drafter.propose_batch = lambda states, budgets: (  # type: ignore[method-assign]
+        [TokenTree() for _ in states] if next(turns) % 8 else asked(states, budgets)
+    )
+    firsts = set[int]()
+    while decoder.step():
+        if one.finish_reason is None:
+            firsts.add(one.draft_state.first)
+    assert one.tokens == plain and one.metrics.drafted > 0
+    assert len(firsts) > 1, "it began anew after a pause"

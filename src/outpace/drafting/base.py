@@ -66,6 +66,9 @@ class Drafter(ABC, Generic[S]):
     """Target layers whose input hidden states ``on_prefill`` and ``observe`` read; the number of layers is the last
     layer's output."""
 
+    recent_tokens: int | None = None
+    """How many tokens it reads at most before a draft, the newest of those that it has not read; None: all."""
+
     @property
     def prefill_layers(self) -> tuple[int, ...]:
         """Those of ``aux_hidden_state_layers`` whose states of the prompt ``on_prefill`` reads: all, where nothing else

@@ -3,6 +3,9 @@
 A draft grows level by level from the rows of committed tokens (:mod:`outpace.heads.committed_rows`): the state that
 leaves a row enters the rows of the tokens that are drafted after it. Rows of drafted tokens are never kept.
 
+Of a long text only the newest tokens are read, where ``recent_tokens`` says so: one layer of attention finds little
+that helps it further back, and reading all takes longer than a round of the target does.
+
 A request drafts nothing in rounds before which the hidden state of a committed token is missing: that of a prompt of
 one token, or of tokens long before those that the request was rewound to.
 """
@@ -70,19 +73,32 @@ class FeatureState(CommittedRows):
     unread_bytes: int = 0
     """Of a prompt's among them."""
 
+    def skip_old(self, most: int | None) -> None:
+        """Leave out what is unread but for the newest ``most`` positions, if that is less."""
+        if most is None or not self.unread:
+            return
+        start = self.unread[-1].stop - most
+        while self.unread[0].stop <= start:
+            self.unread.pop(0)
+        first = self.unread[0]
+        if first.position < start:
+            self.unread[0] = _Unread(start, first.hidden_states, first.rows[start - first.position :])
+
 
 class FeatureDrafter(Drafter[FeatureState]):
     """Keeps the head's K/V in step with the requests, and runs the levels of their drafts, all requests together.
 
-    ``prior``: acceptance rates by kind of candidate before any were observed.
+    ``prior``: acceptance rates by kind of candidate before any were observed. ``recent_tokens``: how many tokens of a
+    text are read before a draft, at most, the newest; None: all.
     """
 
     needs_target_internals = True
     asks_policy = True
     weighs_costs = True
 
-    def __init__(self, net: Net, proposal: Proposal, prior: Prior) -> None:
+    def __init__(self, net: Net, proposal: Proposal, prior: Prior, recent_tokens: int | None = None) -> None:
         self.net = net
+        self.recent_tokens = recent_tokens
         self.aux_hidden_state_layers = net.aux_hidden_state_layers
         self.proposal = proposal
         self._calibrations = Namespaces(lambda: Calibration(prior))
@@ -107,6 +123,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         layers = {layer: hidden_states[layer] for layer in self.aux_hidden_state_layers}
         state.unread.append(_Unread(position, layers, range(len(next(iter(layers.values()))))))
         state.unread_bytes += sum(one.nbytes for one in layers.values())
+        state.skip_old(self.recent_tokens)
         if state.unread_bytes + state.waiting_bytes > _WAITING:
             self._read([state])
 
@@ -150,6 +167,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         """Keep the hidden states that have not been read."""
         wanted = list[Gathered]()
         for state in states:
+            state.skip_old(self.recent_tokens)
             for number, block in enumerate(_blocks(state.unread)):
                 if number:  # the memory of those before it may move
                     gather(wanted)

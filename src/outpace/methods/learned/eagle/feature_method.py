@@ -42,7 +42,7 @@ class FeatureMethod(FeatureDrafter):
             "mixed": Proposal(settings.topk > 1, True, one_sampled_sibling=settings.topk > 1, shares_noise=True),
         }
         self._settings, self._confident, self._mode = settings, confident, mode_of(settings, confident)
-        super().__init__(net, proposals[self._mode], _rate if confident else by_rank)
+        super().__init__(net, proposals[self._mode], _rate if confident else by_rank, settings.recent_tokens)
         self.weighs_costs = self._mode in ("tree", "mixed")
         self._whole_ids = torch.tensor(net.ids.tolist())
 
