@@ -432,7 +432,7 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
 
 @pytest.mark.parametrize("resting", [False, True])
 def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) -> None:
-    """Reading takes sixteen steps, which 32 drafts repay, and few do not."""
+    """Reading takes sixteen steps, which twenty drafts repay, and few do not."""
     target = wandering()
     part = Foresight(target, always)
     method = of(target, part)
@@ -441,7 +441,7 @@ def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) ->
     shared.clock.read_text(512, 1, 16.1)
     for _ in range(200):
         shared.saw_round(drafting=not resting)
-    answer(target, method, prompt=[1, 2, 3, 5] * 100, length=20)
+    answer(target, method, prompt=[1, 2, 3, 5] * 100, length=40)
     assert (part.asked == 0) is resting
 
 
@@ -481,9 +481,9 @@ def test_drafts_of_a_replay_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     answers = known_answers(target, [Request((1, 2, 3), method, max_new_tokens=LENGTH)])
     replay(target, answers, method)
     assert method.drafter.parts[1].asked > 3  # type: ignore[attr-defined]
-    assert clock.seconds(1) is None and not shared.after._rounds[True]
+    assert clock.seconds(1) is None and not shared.after._ratios
     answer(target, method)
-    assert clock.seconds(1) is not None and shared.after._rounds[True]
+    assert clock.seconds(1) is not None
     close_answers(target, answers)
 
 
@@ -678,7 +678,7 @@ def test_sampled_requests_learn_of_each_other_and_not_of_greedy_ones() -> None:
     def standing(sampled: bool) -> float:
         drafter = identified(target, Foresight(target, never), "one").drafter
         assert isinstance(drafter, Auto)
-        return sum(Yield(drafter.times.shared(sampled).standing).expected(0.0))
+        return sum(Yield(drafter.times.shared(sampled).standings.of(2)).expected(0.0))
 
     before = standing(False), standing(True)
     decoder = Decoder(target)
@@ -696,7 +696,7 @@ def test_the_free_part_s_luck_is_not_the_head_s() -> None:
     assert isinstance(method.drafter, Auto)
     found = answer(target, method, (1, 2, 3, *plain(target)))
     assert found.metrics.committed > 2 * found.metrics.rounds
-    assert sum(Yield(method.drafter.times.shared(False).standing).expected(0.0)) <= sum(PRIOR)
+    assert sum(Yield(method.drafter.times.shared(False).standings.of(4)).expected(0.0)) <= sum(PRIOR)
 
 
 def test_a_draft_is_rehearsed_once_and_leaves_no_trace() -> None:

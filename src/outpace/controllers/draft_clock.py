@@ -6,8 +6,8 @@ from collections import deque
 from statistics import median
 
 _FEW, _CLOCKED = 3, 9
-_ROUNDS = 15
-"""Rounds of each kind that are compared."""
+_PAIRS, _LEAST_PAIRS = 31, 9
+"""Pairs of rounds that the difference is the median of."""
 
 
 class Clock:
@@ -61,20 +61,22 @@ class Clock:
 
 class Aftereffect:
     """How much longer the rest of a round takes after a learned draft than after none. The draft has emptied the
-    processor's caches of what the target's forward reads, and its tokens are united with others and learned from."""
+    processor's caches of what the target's forward reads, and its tokens are united with others and learned from.
+
+    A round with a draft is compared with one beside it of the same request, which has as long a context, on a machine
+    that is as busy.
+    """
 
     def __init__(self) -> None:
-        self._rounds: dict[bool, deque[float]] = {asked: deque(maxlen=_ROUNDS) for asked in (False, True)}
+        self._ratios: deque[float] = deque(maxlen=_PAIRS)
 
-    def saw(self, seconds: float, cost: float, *, asked: bool) -> None:
-        """The rest of a round that costs ``cost`` autoregressive steps by the forward's measured costs took so long."""
-        if seconds > 0.0:
-            self._rounds[asked].append(seconds / cost)
+    def saw(self, asked: float, alone: float) -> None:
+        """The rest of a round with a draft took ``asked``, and that of one before or after it without ``alone``, each
+        beside what its rows cost."""
+        if alone > 0.0:
+            self._ratios.append(asked / alone)
 
     @property
     def share(self) -> float:
-        """Of the time of a round; 0 before enough rounds of both kinds were seen."""
-        alone, asked = self._rounds[False], self._rounds[True]
-        if min(len(alone), len(asked)) < _ROUNDS:
-            return 0.0
-        return max(0.0, median(asked) / median(alone) - 1.0)
+        """Of the time of a round; 0 before enough rounds were compared."""
+        return max(0.0, median(self._ratios) - 1.0) if len(self._ratios) >= _LEAST_PAIRS else 0.0

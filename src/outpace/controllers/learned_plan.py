@@ -14,8 +14,6 @@ from typing import NamedTuple
 from outpace.controllers.predictor import Forecast
 from outpace.controllers.row_allocation import allot, with_uncertain
 
-HORIZON = 32.0
-"""Drafts over which the time counts that the learned drafter takes to read a request's text before its first."""
 MARGIN = 1.03
 """How much better rounds with the learned drafter must be expected to be: estimates are not exact."""
 

@@ -14,6 +14,12 @@ PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 RECENT = 8
 """Drafts of a request that its estimate is the mean of, nearly."""
 RECENT_OF_ALL = 256
+ROUNDS_OF_ALL = 128
+"""Rounds of all requests that the share of those with a draft is the mean of, nearly."""
+LOOKS, OPTIMISM = 4, 0.6
+"""The first drafts of a request are asked for as if they added more than expected: this share at first, half and a
+third of it at the second and third. Where the mean of all requests is not worth a draft, those that the drafter suits
+are; their first drafts tell, and the others lose a draft or two."""
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""
@@ -26,7 +32,7 @@ GAINING = 0.2
 """Tokens that a trial has to add."""
 LARGEST = 10
 """Draft tokens of a profile: those beyond are unlikely."""
-RELAX = 0.15
+RELAX = 0.07
 """How far, in a round without a draft, what the last drafts have shown gives way to what all have."""
 FADE = 0.95
 """What a draft still weighs in the correction after the next one."""
@@ -36,6 +42,8 @@ PATIENCE, MOST_PATIENCE = 16, 256
 them, one that gains halves them and is followed by another at once."""
 SELDOM = 4
 """Rounds from one attempt at a trial to the next."""
+SHORT = 256
+"""Tokens of a text up to which it is short; each further class of lengths ends at four times the one before."""
 LONGEST_REST = 1024
 """Most rounds, of all requests together, between trials of a drafter that has added nothing to any of them."""
 
@@ -84,6 +92,10 @@ class _Record:
         most = MOST_ODDS if self.recent == RECENT else LONG_ODDS
         self.odds = min(most, max(1.0 / most, self.odds * likelihood))
 
+    def beginning(self, recent: int) -> _Record:
+        """A record of other drafts that begins with what these have shown, and soon goes by its own."""
+        return _Record(recent, list(self.profile), list(self.shares), self.correction, within(self.odds), self.weight)
+
     def relax(self, usual: _Record) -> None:
         """A round without a draft: the last ones tell less."""
         stays = 1.0 - RELAX
@@ -112,15 +124,18 @@ def _of_all(proven: bool) -> _Record:
 
 @dataclass(slots=True)
 class Standing:
-    """What a learned drafter adds to the greedy requests of a process: figures alone, nothing of what they were about.
+    """What a learned drafter adds to requests of a process, greedy or sampled: figures alone, nothing of what they were
+    about.
 
-    ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``proven``:
-    whether the drafter was measured to make decoding faster.
+    ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``often``:
+    the share of the rounds in which the drafter was asked, of requests whose text it had read. ``proven``: whether it
+    was measured to make decoding faster.
     """
 
     proven: bool = False
     failures: int = field(default=0, init=False)
     rested: int = field(default=0, init=False)
+    often: float = field(default=1.0, init=False)
     record: _Record = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +145,30 @@ class Standing:
     def rests(self) -> bool:
         """Whether it is not to be tried yet."""
         return self.failures > 1 and self.rested < min(PATIENCE << min(self.failures, 16), LONGEST_REST)
+
+
+class Standings:
+    """A learned drafter's standing by the length of the text that a request begins with.
+
+    Heads are trained on short texts and copies come from long ones, so what a head adds to the answer of a question
+    says little of what it adds to a summary.
+    """
+
+    def __init__(self, *, proven: bool = False) -> None:
+        self._proven = proven
+        self._known: dict[int, Standing] = {}
+
+    def of(self, tokens: int) -> Standing:
+        """That of texts about as long. The first of a length begins with what the next shorter ones have shown, or the
+        next longer."""
+        size = (max(0, tokens - 1) // SHORT).bit_length() + 1 >> 1
+        found = self._known.get(size)
+        if found is None:
+            nearest = min(self._known, key=lambda one: (one > size, abs(one - size)), default=None)
+            found = self._known[size] = Standing(self._proven)
+            if nearest is not None:
+                found.record = self._known[nearest].record.beginning(RECENT_OF_ALL)
+        return found
 
 
 class Yield:
@@ -143,10 +182,8 @@ class Yield:
         self.standing = standing
         self._all = _of_all(proven) if standing is None else standing.record
         """Of all drafts: of other requests too where they may matter, else of this one."""
-        known = self._all
-        self._record = _Record(
-            RECENT, list(known.profile), list(known.shares), known.correction, within(known.odds), known.weight
-        )
+        self._record = self._all.beginning(RECENT)
+        self.drafts = 0
         self.waited, self.patience = 0, PATIENCE
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
@@ -162,6 +199,14 @@ class Yield:
         scale = self._record.trust * (1.0 - min(1.0, copied))
         found = [scale * prob for prob in self._record.profile]
         return found if scale <= 1.0 else [min(1.0, prob) for prob in found]
+
+    def hoped(self, copied: float) -> list[float]:
+        """The same for the decision whether to ask: of the first drafts more than is expected, as requests differ."""
+        found = self.expected(copied)
+        if self.drafts >= LOOKS or not self.hopeful:
+            return found
+        scale = 1.0 + OPTIMISM / (1.0 + self.drafts)
+        return [min(1.0, scale * prob) for prob in found]
 
     @property
     def shares(self) -> Seq[float]:
@@ -185,10 +230,17 @@ class Yield:
         late = self.waited - self.patience
         return late >= 0 and late % SELDOM == 0 and not (self.standing is not None and self.standing.rests)
 
-    def passed(self, *, asked: bool, trial: bool = False) -> None:
-        """A round begins in which it is asked, or not."""
+    @property
+    def often(self) -> float:
+        """In how many of a request's rounds it is asked, once it has read the text; as a share."""
+        return 1.0 if self.standing is None else self.standing.often
+
+    def passed(self, *, asked: bool, trial: bool = False, read: bool = False) -> None:
+        """A round begins in which it is asked, or not. ``read``: whether it has read the request's text before."""
         self.trial = trial
         if self.standing is not None:
+            if read:
+                self.standing.often += (asked - self.standing.often) / ROUNDS_OF_ALL
             self.standing.rested = 0 if trial else self.standing.rested + 1
         if trial:
             self.waited, self.again = 0, False
@@ -202,6 +254,7 @@ class Yield:
         """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round, or was
         expected to by the target's own distribution; those of it that were scored had promised ``promised``."""
         fade = FADE
+        self.drafts += 1
         if self.trial:
             self.again = added > GAINING
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)

@@ -31,14 +31,16 @@ class Namespaces(Generic[T]):
     def __len__(self) -> int:
         return len(self._named)
 
-    def open(self, sequence: Sequence) -> T:
-        """The memory for a request that joins: its namespace's, or its own."""
+    def open(self, sequence: Sequence, make: Callable[[], T] | None = None) -> T:
+        """The memory for a request that joins: its namespace's, or its own. ``make``: for a new one that depends on
+        the request."""
+        make = make or self._make
         if not sequence.namespace:
-            return self._make()
+            return make()
         name = sequence.namespace, sequence.params.greedy
         memory = self._named.get(name)
         if memory is None:
-            memory = self._make()
+            memory = make()
             self._named.put(name, memory)
         return memory
 

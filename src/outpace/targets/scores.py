@@ -40,6 +40,8 @@ class Sequence:
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
     repeats: bool = True
     """Whether a sampled answer has to be the same again for its seed."""
+    most_tokens: int | None = None
+    """How many it may have in all, its prompt included; None where that is not known."""
     replayed: bool = False
     """Whether its answer is known, so that no forward runs between drafts: what these take says little of decoding."""
 

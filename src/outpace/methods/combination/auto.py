@@ -13,8 +13,8 @@ learned part drafts for those with which the batch commits most per time, or for
 ``targets/costs.py``: as rounds and drafts have come to take in this process; for sampled answers that must be the same
 again for their seed as recorded, with one rehearsal of the learned part's draft. What is learned belongs to the
 request's namespace. Only figures of what a learned part adds are remembered across requests, of greedy and of sampled
-ones apart (:class:`~outpace.controllers.yields.Standing`): so one that adds nothing, such as a head without training,
-is tried less and less.
+ones and of short and long texts apart (:class:`~outpace.controllers.yields.Standings`): so one that adds nothing, such
+as a head without training, is tried less and less.
 
 ``faser`` (Chen et al. 2026, arXiv 2604.20503) is this method for batches: each request's draft length follows its
 acceptance and the measured costs of the batch, in every round, and is 0 where none gains (``engine/row_sharing.py``

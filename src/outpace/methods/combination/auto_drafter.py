@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
-from outpace.controllers.learned_plan import HORIZON, Plan, after_toll, plan
+from outpace.controllers.learned_plan import Plan, after_toll, plan
 from outpace.controllers.predictor import nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
 from outpace.controllers.yields import Yield
@@ -24,6 +24,10 @@ from outpace.methods.combination.learned_record import Asked, learn, learn_by_ta
 from outpace.methods.combination.learned_times import LearnedTimes, Shared, Timing
 from outpace.targets.base import Sequence, Target
 
+HORIZON = 32.0
+"""Rounds to come, where a request's answer may be longer."""
+OF_A_ROUND = 2.0
+"""Tokens that a round commits, about."""
 HOPE = 1.1
 """Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
 for."""
@@ -35,8 +39,6 @@ TRIED = 0.05
 expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
-SOON_READ = 256
-"""Tokens of a text that the learned part reads in little more time than it drafts."""
 
 
 @dataclass(slots=True)
@@ -56,16 +58,30 @@ class AutoState(MergeState):
     drafted: tuple[float, float, bool] | None = None
     """When the draft of the round under way was made, what the round costs without it, and whether the learned part was
     asked; None where no clock is read."""
+    rest: tuple[float, bool] | None = None
+    """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
     @property
     def written(self) -> int:
         return len(self.sequence.tokens) - self.began
 
     @property
+    def drafts_to_come(self) -> float:
+        """Drafts over which the time counts that the learned part takes to read the text before its first."""
+        most = self.sequence.most_tokens
+        left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
+        return max(1.0, left * self.known.often)
+
+    most_read: int | None = None
+    """What the learned part reads at most."""
+
+    @property
     def unread(self) -> int:
         """Tokens that the learned part has yet to read, where they are more than it reads beside a draft."""
         count = len(self.sequence.tokens) - self.read
-        return count if count > BESIDE else 0
+        if count <= BESIDE:
+            return 0
+        return count if self.most_read is None else min(count, self.most_read)
 
 
 class Auto(MergedTrees[AutoState]):
@@ -88,13 +104,15 @@ class Auto(MergedTrees[AutoState]):
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._asked = False
         """Whether the round under way asks for drafts."""
-        self._memory = {one: Namespaces(partial(self._yield, one), namespaces) for one in (False, True)}
-        """Of greedy requests and of sampled ones that need not repeat: what others have seen counts for them."""
-        self._repeating_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
-        """Of sampled requests that must repeat: their drafts must not depend on what other requests' clocks show."""
+        self._proven = proven
+        self._memory = {timed: Namespaces(Yield, namespaces) for timed in (False, True)}
+        """By whether drafts may depend on what the clocks of other requests show."""
 
-    def _yield(self, sampled: bool) -> Yield:
-        return Yield(self.times.shared(sampled).standing)
+    def _yield(self, sequence: Sequence) -> Yield:
+        """What a request begins with: where it may, what others like it have seen."""
+        if not sequence.timed:
+            return Yield(proven=self._proven)
+        return Yield(self.times.shared(not sequence.params.greedy).standings.of(len(sequence.tokens)))
 
     def _shared(self, states: Seq[AutoState]) -> Shared:
         return self.times.shared(_sampled(states))
@@ -105,13 +123,15 @@ class Auto(MergedTrees[AutoState]):
             self.times.measure(batch)
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
-        memory = self._memory[not sequence.params.greedy] if sequence.timed else self._repeating_memory
-        return AutoState(sequence, parts, known=memory.open(sequence), began=len(sequence.tokens))
+        known = self._memory[sequence.timed].open(sequence, partial(self._yield, sequence))
+        most_read = self.parts[-1].recent_tokens
+        return AutoState(sequence, parts, known=known, began=len(sequence.tokens), most_read=most_read)
 
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
         state = super().rewind(state, sequence, kept)
-        state.began, state.drafted = len(sequence.tokens), None  # what lies between two turns is no round
+        state.began = len(sequence.tokens)
+        state.drafted = state.rest = None  # what lies between two turns is no round
         return state
 
     # ------------------------------------------------------------------------------------------------- drafting
@@ -119,8 +139,7 @@ class Auto(MergedTrees[AutoState]):
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
         alone = states[0] if len(states) == 1 and states[0].sequence.timed else None
         if alone is not None and alone.drafted is not None and not alone.sequence.replayed:
-            made, cost, asked = alone.drafted
-            self._shared(states).after.saw(perf_counter() - made, cost, asked=asked)
+            self._compare(alone, *alone.drafted)
         for state in states:
             state.asked, state.spent, state.drafted = None, 0.0, None
         if len(self.parts) == 1:
@@ -143,6 +162,14 @@ class Auto(MergedTrees[AutoState]):
             cost = costs[min(len(alone.united), len(costs) - 1)]
             alone.drafted = perf_counter(), cost, alone.asked is not None
         return [state.united for state in states]
+
+    def _compare(self, state: AutoState, made: float, cost: float, asked: bool) -> None:
+        """The rest of the last round beside that of the round before, where one of the two had a learned draft."""
+        rest, before = (perf_counter() - made) / cost, state.rest
+        state.rest = rest, asked
+        if before is not None and before[1] is not asked:
+            with_draft, without = (rest, before[0]) if asked else (before[0], rest)
+            self._shared([state]).after.saw(with_draft, without)
 
     @staticmethod
     def _alone(states: Seq[AutoState], trees: list[TokenTree]) -> list[TokenTree]:
@@ -169,10 +196,10 @@ class Auto(MergedTrees[AutoState]):
             probs.append(reachable)
             first, able = _first(state.free), part_budget(budget, 1).depth > 0
             reading = self.times.reading(state.unread, timed) if able else 0.0
-            toll = reading * base / (HORIZON * ahead)
+            toll = reading * base / (state.drafts_to_come * ahead)
             copied.append(first)
             tolls.append(toll)
-            offer, often = _offer(state, first) if able else ([], ())
+            offer, often = (state.known.hoped(first), state.known.shares) if able else ([], ())
             offers.append(after_toll(offer, toll))
             shares.append(often)
             due.append(able and state.known.due() and reading <= TRIED * ahead * state.written)
@@ -194,7 +221,7 @@ class Auto(MergedTrees[AutoState]):
             found = chosen()
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
-            state.known.passed(asked=asked, trial=trial and asked)
+            state.known.passed(asked=asked, trial=trial and asked, read=state.read > 0)
             wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
@@ -259,16 +286,6 @@ class Auto(MergedTrees[AutoState]):
             elif asked is not None:
                 learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
-
-
-def _offer(state: AutoState, copied: float) -> tuple[list[float], Seq[float]]:
-    """What the learned part is expected to add, and how many of its drafts have these tokens. Of a request that it has
-    not drafted for its own probabilities tell more than other requests do: one look is worth it where the prompt is
-    soon read."""
-    unseen = not state.read and len(state.sequence.tokens) <= SOON_READ
-    if unseen and state.known.hopeful:
-        return state.known.at_best(copied), ()
-    return state.known.expected(copied), state.known.shares
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:

@@ -17,7 +17,7 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.draft_clock import Aftereffect, Clock
 from outpace.controllers.predictor import Predictor
-from outpace.controllers.yields import Standing
+from outpace.controllers.yields import Standings
 from outpace.drafting.base import Drafter
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Target
@@ -32,7 +32,7 @@ NOMINAL_DRAFT = 0.25
 class Shared:
     """What the requests of a process that read a clock have seen of a learned part beside a target."""
 
-    standing: Standing = field(default_factory=Standing)
+    standings: Standings = field(default_factory=Standings)
     clock: Clock = field(default_factory=Clock)
     after: Aftereffect = field(default_factory=Aftereffect)
     drafting: float = 1.0
@@ -92,7 +92,7 @@ class LearnedTimes:
         found = self._shared.get(sampled)
         if found is None:  # asked several times in every round
             known = _SHARED.setdefault(self._target, {})
-            found = known.setdefault((self._name, sampled), Shared(Standing(self._proven)))
+            found = known.setdefault((self._name, sampled), Shared(Standings(proven=self._proven)))
             self._shared[sampled] = found
         return found
 

@@ -1,0 +1,137 @@
+"""What a request begins with: what others of its length have shown of a learned drafter, and drafts that find out."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.controllers.base import Budget
+from outpace.controllers.draft_clock import Aftereffect
+from outpace.controllers.yields import LOOKS, SHORT, Standings, Yield
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import DraftState
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
+from outpace.methods.combination import auto_drafter
+from outpace.targets.table import TableTarget
+from test_auto import Foresight, always, of, wandering
+
+GOOD, BAD = [0.9, 0.7, 0.5], [0.1, 0.05]
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands still: what rounds take on toy targets would decide otherwise every time."""
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: 0.0)
+
+
+def shown(standings: Standings, tokens: int, probs: list[float], drafts: int) -> None:
+    """Requests of so many tokens whose drafts say ``probs``, and are right about them."""
+    for _ in range(drafts):
+        Yield(standings.of(tokens)).learn(probs, sum(probs), sum(probs))
+
+
+def expected(standings: Standings, tokens: int) -> float:
+    return sum(Yield(standings.of(tokens)).expected(0.0))
+
+
+@pytest.mark.parametrize(("tokens", "other", "same"), [
+    (1, SHORT, True), (SHORT, SHORT + 1, False), (SHORT + 1, 4 * SHORT, True), (4 * SHORT, 4 * SHORT + 1, False),
+    (4 * SHORT + 1, 16 * SHORT, True), (1, 64 * SHORT, False),
+])  # fmt: skip
+def test_texts_of_about_one_length_share_a_standing(tokens: int, other: int, same: bool) -> None:
+    standings = Standings()
+    assert (standings.of(tokens) is standings.of(other)) is same
+
+
+def test_short_and_long_texts_do_not_tell_of_each_other_for_long() -> None:
+    standings = Standings()
+    shown(standings, 100, GOOD, 200)
+    assert expected(standings, 1000) == pytest.approx(expected(standings, 100)), "the first long one begins with that"
+    shown(standings, 1000, BAD, 20)
+    assert expected(standings, 1000) < 0.5 and expected(standings, 100) > 1.5
+
+
+def test_the_first_drafts_of_a_request_are_asked_for_with_hope_and_later_ones_are_not() -> None:
+    standings = Standings()
+    shown(standings, 100, BAD, 50)
+    known = Yield(standings.of(100))
+    shares = []
+    for _ in range(LOOKS + 2):
+        shares.append(sum(known.hoped(0.0)) / sum(known.expected(0.0)))
+        known.learn(BAD, sum(BAD), sum(BAD))
+    assert shares == sorted(shares, reverse=True) and shares[0] > 1.5 and shares[LOOKS:] == [1.0, 1.0]
+    for _ in range(50):
+        known.learn(GOOD, sum(GOOD), 0.0)
+    assert Yield(standings.of(100)).hoped(0.0) == Yield(standings.of(100)).expected(0.0), "it is always wrong"
+
+
+class Suits(Foresight):
+    """Knows how good it is: right and sure of it for some requests, wrong and unsure for the others."""
+
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        tree = super().propose(state, budget)
+        suited = state.sequence.tokens[0] == 1
+        sure = 0.9 if suited else 0.15
+        tree.path_acceptance_probs = [sure ** (1 + node) for node in range(len(tree))]
+        if not suited:
+            tree = TokenTree.chain([(token + 1) % 7 for token in tree.tokens[:1]], None, [sure])
+        return tree
+
+
+def test_a_request_that_the_head_suits_finds_out_where_most_are_not_worth_a_draft() -> None:
+    target = wandering(lambda rows: 0.8 + 0.2 * rows)
+    part = Suits(target, always)
+    method = of(target, part, draft=0.25)
+    asked = []
+    for number in range(40):
+        before = part.asked
+        decoder = Decoder(target)
+        one = decoder.submit(Request((2 if number % 3 else 1, number % 7, 3), method, max_new_tokens=60))
+        decoder.run()
+        asked.append((part.asked - before) / one.metrics.rounds)
+    others = [share for number, share in enumerate(asked) if number % 3]
+    assert min(asked[::3]) > 0.5
+    assert sum(others) / len(others) < 0.35
+
+
+def test_rounds_with_a_draft_are_compared_with_those_beside_them() -> None:
+    """A long context, or a busy machine, is not what a draft does to its round."""
+    seen = Aftereffect()
+    for step in (1.0, 5.0, 2.0) * 4:
+        assert seen.share == 0.0 or seen.share == pytest.approx(0.1)
+        seen.saw(1.1 * step, step)
+    assert seen.share == pytest.approx(0.1)
+    seen.saw(1.0, 0.0)  # a clock that stands still says nothing
+    assert seen.share == pytest.approx(0.1)
+
+
+def test_what_drafts_do_to_rounds_is_read_within_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with long contexts, whose rounds take ten times as long, are asked for drafts more seldom."""
+    now = [1.0]
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
+    target: TableTarget = wandering()
+    part = Foresight(target, lambda at: at % 4 > 1)
+    method = of(target, part)
+    drafter = method.drafter
+    assert isinstance(drafter, auto_drafter.Auto)
+    score, turn, often = target.score, [0], [2]
+
+    def timed(batch: object, *rest: object, **named: object) -> object:
+        sequence = batch[0][0]  # type: ignore[index]
+        now[0] += 10.0 if sequence.tokens[0] == 2 else 1.0
+        return score(batch, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "score", timed)
+
+    def decide(known: Yield, copied: float) -> list[float]:
+        turn[0] += 1
+        return [] if turn[0] % often[0] else [1.0, 0.9, 0.8]
+
+    monkeypatch.setattr(Yield, "hoped", decide)
+    for first in (1, 2) * 6:
+        often[0] = 6 if first == 2 else 2
+        decoder = Decoder(target)
+        decoder.submit(Request((first, 2, 3), method, max_new_tokens=40))
+        decoder.run()
+    assert part.asked > 20
+    assert drafter.times.shared(False).after.share < 0.2
