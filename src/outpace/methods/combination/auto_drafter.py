@@ -142,6 +142,8 @@ class Auto(MergedTrees[AutoState]):
             self._compare(alone, *alone.drafted)
         for state in states:
             state.asked, state.spent, state.drafted = None, 0.0, None
+            if alone is None:
+                state.rest = None
         if len(self.parts) == 1:
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
