@@ -201,9 +201,11 @@ class Auto(MergedTrees[AutoState]):
             toll = reading * base / (state.drafts_to_come * ahead)
             copied.append(first)
             tolls.append(toll)
-            offer, often = (state.known.hoped(first), state.known.shares) if able else ([], ())
-            offers.append(after_toll(offer, toll))
-            shares.append(often)
+            known = state.known
+            # A draft to find out what drafts add is paid for by all requests of its round.
+            offer = known.hoped(first) if timed.batch == 1 else known.expected(first)
+            offers.append(after_toll(offer, toll) if able else [])
+            shares.append(known.shares if able else ())
             due.append(able and state.known.due() and reading <= TRIED * ahead * state.written)
 
         after = shared.after.share if timed.live and timed.batch == 1 else 0.0
