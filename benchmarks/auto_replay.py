@@ -3,10 +3,11 @@
     python benchmarks/auto_replay.py --prompts PROMPTS.jsonl --limit 96
 
 The model answers the prompts once. Then each method decodes the known answers again, one request at a time, in an order
-that mixes the tasks, with its real drafts and decisions (:mod:`outpace.engine.replay`). Only times are made up: of
-forwards by rows, of a learned draft, of what a head reads of a prompt, as ``--machine`` states them. So two versions of
-``auto`` are compared without noise, in a minute, on any machine. Printed for each method: tokens per stated time beside
-autoregressive decoding, the geometric mean of the tasks and each task; and in how many rounds the learned part drafted.
+that mixes the tasks, with its real drafts and decisions (:mod:`outpace.engine.replay`). Times are made up, of forwards
+by rows, of a learned draft, of what a head reads of a prompt, as ``--machine`` states them; only the sizes of a head's
+trees follow what its levels take here. So two versions of ``auto`` are compared nearly without noise, in a minute, on
+any machine. Printed for each method: tokens per stated time beside autoregressive decoding, the geometric mean of the
+tasks and each task; and in how many rounds the learned part drafted.
 """
 
 from __future__ import annotations
@@ -101,8 +102,10 @@ def watched(drafter: Drafter[Any], machine: Machine) -> list[Read]:
     found: list[Read] = []
     if not isinstance(drafter, Auto):
         return found
-    clock = drafter.times.shared(False).clock
+    clock, after = drafter.times.shared(False).clock, drafter.times.shared(False).after
+    step = machine.forward[0] + machine.overhead
     for _ in range(_SETTLED):
+        after.saw(step + machine.after, step)
         clock.read(1, machine.draft / 1e3)
         clock.read_text(_READ, 1, (machine.draft + machine.reading) / 1e3)
     ask, observe = drafter.ask, drafter.observe_batch
@@ -186,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tasks = defaultdict(list)
                 for one, rate in zip(prompts, found, strict=True):
                     tasks[one.category].append(rate)
-                means = {task: geometric_mean(rates) for task, rates in sorted(tasks.items())}
+                means = {task: geometric_mean(each) for task, each in sorted(tasks.items())}
                 line = "  ".join(f"{task} {mean:.2f}" for task, mean in means.items())
                 print(f"{name:<8}{geometric_mean(means.values()):>7.3f}{drafted:>7.0%}  {line}", flush=True)
         finally:

@@ -432,7 +432,7 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
 
 @pytest.mark.parametrize("resting", [False, True])
 def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) -> None:
-    """Reading takes sixteen steps, which twenty drafts repay, and few do not."""
+    """Reading takes eight steps, which twenty drafts repay, and few do not."""
     target = wandering()
     part = Foresight(target, always)
     method = of(target, part)
@@ -474,16 +474,17 @@ def test_drafts_of_a_replay_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     ticks = iter(range(10_000))
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
     target = wandering()
-    method = of(target, Foresight(target, always))
+    method = of(target, Foresight(target, never))
     clock = reset_clock(method)
     assert isinstance(method.drafter, Auto)
-    shared = method.drafter.times.shared(False)
+    shared, turns = method.drafter.times.shared(False), count()
+    monkeypatch.setattr(Yield, "hoped", lambda known, copied: [0.9, 0.8] if next(turns) % 2 else [])
     answers = known_answers(target, [Request((1, 2, 3), method, max_new_tokens=LENGTH)])
     replay(target, answers, method)
     assert method.drafter.parts[1].asked > 3  # type: ignore[attr-defined]
     assert clock.seconds(1) is None and not shared.after._ratios
     answer(target, method)
-    assert clock.seconds(1) is not None
+    assert clock.seconds(1) is not None and shared.after._ratios
     close_answers(target, answers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outpace.controllers import draft_clock
 from outpace.controllers.base import Budget
 from outpace.controllers.draft_clock import Aftereffect
 from outpace.controllers.yields import LOOKS, SHORT, Standings, Yield
@@ -12,7 +13,7 @@ from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.methods.combination import auto_drafter
-from outpace.targets.table import TableTarget
+from outpace.targets.costs import ForwardCosts
 from test_auto import Foresight, always, of, wandering
 
 GOOD, BAD = [0.9, 0.7, 0.5], [0.1, 0.05]
@@ -106,32 +107,59 @@ def test_rounds_with_a_draft_are_compared_with_those_beside_them() -> None:
 
 
 def test_what_drafts_do_to_rounds_is_read_within_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests with long contexts, whose rounds take ten times as long, are asked for drafts more seldom."""
+    """Requests whose rounds take ten times as long have drafts in most rounds, the others in few."""
     now = [1.0]
     monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
-    target: TableTarget = wandering()
+    target = wandering()
     part = Foresight(target, lambda at: at % 4 > 1)
     method = of(target, part)
     drafter = method.drafter
     assert isinstance(drafter, auto_drafter.Auto)
-    score, turn, often = target.score, [0], [2]
+    score, turn, slow = target.score, [0], [False]
 
     def timed(batch: object, *rest: object, **named: object) -> object:
-        sequence = batch[0][0]  # type: ignore[index]
-        now[0] += 10.0 if sequence.tokens[0] == 2 else 1.0
+        now[0] += 10.0 if slow[0] else 1.0
         return score(batch, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(target, "score", timed)
 
     def decide(known: Yield, copied: float) -> list[float]:
         turn[0] += 1
-        return [] if turn[0] % often[0] else [1.0, 0.9, 0.8]
+        asks = turn[0] % 6 > 0 if slow[0] else turn[0] % 6 == 0
+        return [1.0, 0.9, 0.8] if asks else []
 
     monkeypatch.setattr(Yield, "hoped", decide)
     for first in (1, 2) * 6:
-        often[0] = 6 if first == 2 else 2
+        slow[0] = first == 2
         decoder = Decoder(target)
         decoder.submit(Request((first, 2, 3), method, max_new_tokens=40))
         decoder.run()
-    assert part.asked > 20
-    assert drafter.times.shared(False).after.share < 0.2
+    after = drafter.times.shared(False).after
+    assert len(after._ratios) >= draft_clock._LEAST_PAIRS
+    assert after.share < 0.2
+
+
+def test_a_batch_does_not_ask_for_drafts_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(known: Yield, copied: float) -> list[float]:
+        raise AssertionError("a draft would be paid for by all requests of the batch")
+
+    monkeypatch.setattr(Yield, "hoped", alone)
+    target = wandering()
+    target.__dict__["costs"] = ForwardCosts(target)
+    method = of(target, Foresight(target, always))
+    decoder = Decoder(target)
+    running = [decoder.submit(Request((1, number, 3), method, max_new_tokens=1 + 8)) for number in range(3)]
+    decoder.step()
+    assert all(len(one.tokens) >= 1 for one in running)
+
+
+def test_requests_of_a_namespace_go_by_the_length_of_their_own_texts() -> None:
+    target = wandering()
+    method = of(target, Foresight(target, always))
+    drafter = method.drafter
+    assert isinstance(drafter, auto_drafter.Auto)
+    standings = drafter.times.shared(False).standings
+    short = drafter.begin(sequence := target.sequence((1, 2, 3), namespace="ours"))
+    long = drafter.begin(target.sequence([1, 2, 3] * 200, namespace="ours"))
+    assert short.known is long.known and sequence.timed
+    assert long.known.standing is standings.of(600) and standings.of(600) is not standings.of(3)

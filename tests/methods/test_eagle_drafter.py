@@ -545,3 +545,38 @@ def test_answers_stay_the_same_where_a_head_skips_what_came_between_two_drafts(t
             firsts.add(one.draft_state.first)
     assert one.tokens == plain and one.metrics.drafted > 0
     assert len(firsts) > 1, "it began anew after a pause"
+
+
+def test_what_is_read_does_not_depend_on_how_a_prompt_was_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached beginning, or turns with other requests, cut it anywhere; a seed must repeat its drafts."""
+    monkeypatch.setattr(feature_drafter, "_WAITING", 1)
+    target, tokens = table(12), [index * 7 % 12 for index in range(60)]
+    made = method_of("eagle3", target, 10, mode="tree", max_nodes=6, recent_tokens=8)
+    drafter = made.drafter
+    assert isinstance(drafter, FeatureDrafter)
+    true = true_states(target, tokens, drafter.aux_hidden_state_layers)
+    drafted = []
+    for pieces in ((59,), (20, 59), (50, 55, 59), tuple(range(1, 60))):
+        state = drafter.begin(target.sequence(tokens))
+        for start, stop in zip((0, *pieces), pieces, strict=False):
+            drafter.on_prefill(state, start, {layer: rows[start:stop] for layer, rows in true.items()})
+        [tree] = drafter.propose_batch([state], [Budget(3, 6, 3)])
+        assert state.first == 51 and tree
+        drafted.append(tree)
+    assert all(tree == drafted[0] for tree in drafted)
+
+
+def test_a_request_that_is_rewound_into_what_was_not_read_goes_on_from_there() -> None:
+    target, tokens = table(12), [index * 7 % 12 for index in range(60)]
+    made = method_of("eagle3", target, 10, mode="tree", max_nodes=6, recent_tokens=8)
+    drafter = made.drafter
+    assert isinstance(drafter, FeatureDrafter)
+    true = true_states(target, tokens, drafter.aux_hidden_state_layers)
+    state = drafter.begin(target.sequence(tokens))
+    drafter.on_prefill(state, 0, {layer: rows[:59] for layer, rows in true.items()})
+    shorter = target.sequence(tokens[:56])
+    state.sequence = shorter
+    state = drafter.rewind(state, shorter, 56)
+    assert state.known == 55 and state.complete
+    [tree] = drafter.propose_batch([state], [Budget(3, 6, 3)])
+    assert tree and state.first >= 47

@@ -15,11 +15,11 @@ RECENT = 8
 """Drafts of a request that its estimate is the mean of, nearly."""
 RECENT_OF_ALL = 256
 ROUNDS_OF_ALL = 128
-"""Rounds of all requests that the share of those with a draft is the mean of, nearly."""
+"""Rounds, of requests with texts of about one length, that the share of those with a draft is the mean of, nearly."""
 LOOKS, OPTIMISM = 4, 0.6
-"""The first drafts of a request are asked for as if they added more than expected: this share at first, half and a
-third of it at the second and third. Where the mean of all requests is not worth a draft, those that the drafter suits
-are; their first drafts tell, and the others lose a draft or two."""
+"""So many drafts of a request are asked for as if they added more than expected: the first by this share, the next ones
+by a half, a third and a quarter of it. Where a draft is not worth its time on average, it is for the requests that the
+drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""
@@ -124,8 +124,8 @@ def _of_all(proven: bool) -> _Record:
 
 @dataclass(slots=True)
 class Standing:
-    """What a learned drafter adds to requests of a process, greedy or sampled: figures alone, nothing of what they were
-    about.
+    """What a learned drafter adds to the greedy or to the sampled requests of a process whose texts are about as long:
+    figures alone, nothing of what they were about.
 
     ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``often``:
     the share of the rounds in which the drafter was asked, of requests whose text it had read. ``proven``: whether it
@@ -160,11 +160,12 @@ class Standings:
 
     def of(self, tokens: int) -> Standing:
         """That of texts about as long. The first of a length begins with what the next shorter ones have shown, or the
-        next longer."""
+        next longer, where any had a draft."""
         size = (max(0, tokens - 1) // SHORT).bit_length() + 1 >> 1
         found = self._known.get(size)
         if found is None:
-            nearest = min(self._known, key=lambda one: (one > size, abs(one - size)), default=None)
+            tried = [one for one, standing in self._known.items() if standing.record.promised > 0.0]
+            nearest = min(tried, key=lambda one: (one > size, abs(one - size)), default=None)
             found = self._known[size] = Standing(self._proven)
             if nearest is not None:
                 found.record = self._known[nearest].record.beginning(RECENT_OF_ALL)
@@ -179,8 +180,8 @@ class Yield:
     """
 
     def __init__(self, standing: Standing | None = None, *, proven: bool = False) -> None:
-        self.standing = standing
-        self._all = _of_all(proven) if standing is None else standing.record
+        self.standing: Standing | None = None
+        self._all = _of_all(proven)
         """Of all drafts: of other requests too where they may matter, else of this one."""
         self._record = self._all.beginning(RECENT)
         self.drafts = 0
@@ -189,6 +190,14 @@ class Yield:
         """Whether the last trial has gained, so that another one follows at once."""
         self.trial = False
         """Whether the round under way tries it against expectation."""
+        if standing is not None:
+            self.join(standing)
+
+    def join(self, standing: Standing) -> None:
+        """A request whose text is of another length may join a namespace: what others like it have seen counts now."""
+        self.standing, self._all = standing, standing.record
+        if not self.drafts:
+            self._record = self._all.beginning(RECENT)
 
     def expected(self, copied: float) -> list[float]:
         """How likely the draft tokens that it would add are accepted, in descending order.
@@ -202,11 +211,11 @@ class Yield:
 
     def hoped(self, copied: float) -> list[float]:
         """The same for the decision whether to ask: of the first drafts more than is expected, as requests differ."""
-        found = self.expected(copied)
+        usual = self.expected(copied)
         if self.drafts >= LOOKS or not self.hopeful:
-            return found
+            return usual
         scale = 1.0 + OPTIMISM / (1.0 + self.drafts)
-        return [min(1.0, scale * prob) for prob in found]
+        return [min(1.0, scale * prob) for prob in usual]
 
     @property
     def shares(self) -> Seq[float]:

@@ -31,16 +31,14 @@ class Namespaces(Generic[T]):
     def __len__(self) -> int:
         return len(self._named)
 
-    def open(self, sequence: Sequence, make: Callable[[], T] | None = None) -> T:
-        """The memory for a request that joins: its namespace's, or its own. ``make``: for a new one that depends on
-        the request."""
-        make = make or self._make
+    def open(self, sequence: Sequence) -> T:
+        """The memory for a request that joins: its namespace's, or its own."""
         if not sequence.namespace:
-            return make()
+            return self._make()
         name = sequence.namespace, sequence.params.greedy
         memory = self._named.get(name)
         if memory is None:
-            memory = make()
+            memory = self._make()
             self._named.put(name, memory)
         return memory
 

@@ -73,9 +73,10 @@ class FeatureState(CommittedRows):
     unread_bytes: int = 0
     """Of a prompt's among them."""
 
-    def skip_old(self, most: int | None) -> None:
-        """Leave out what is unread but for the newest ``most`` positions, if that is less."""
-        if most is None or not self.unread:
+    def skip_old(self, most: int) -> None:
+        """Leave out what is unread but for the newest ``most`` positions. Rows of positions before such a gap are of no
+        use: they go when those behind it are read."""
+        if not self.unread:
             return
         start = self.unread[-1].stop - most
         while self.unread[0].stop <= start:
@@ -83,6 +84,14 @@ class FeatureState(CommittedRows):
         first = self.unread[0]
         if first.position < start:
             self.unread[0] = _Unread(start, first.hidden_states, first.rows[start - first.position :])
+
+    def skip_from(self, position: int) -> None:
+        """Leave out what is unread from ``position`` on."""
+        while self.unread and self.unread[-1].position >= position:
+            self.unread.pop()
+        if self.unread and self.unread[-1].stop > position:
+            last = self.unread[-1]
+            self.unread[-1] = _Unread(last.position, last.hidden_states, last.rows[: position - last.position])
 
 
 class FeatureDrafter(Drafter[FeatureState]):
@@ -123,8 +132,9 @@ class FeatureDrafter(Drafter[FeatureState]):
         layers = {layer: hidden_states[layer] for layer in self.aux_hidden_state_layers}
         state.unread.append(_Unread(position, layers, range(len(next(iter(layers.values()))))))
         state.unread_bytes += sum(one.nbytes for one in layers.values())
-        state.skip_old(self.recent_tokens)
-        if state.unread_bytes + state.waiting_bytes > _WAITING:
+        if self.recent_tokens is not None:  # no more than that and a chunk of the prompt ever waits
+            state.skip_old(self.recent_tokens)
+        elif state.unread_bytes + state.waiting_bytes > _WAITING:
             self._read([state])
 
     @torch.inference_mode()
@@ -159,6 +169,8 @@ class FeatureDrafter(Drafter[FeatureState]):
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
+            if self.recent_tokens is not None and len(state.unread) > self.recent_tokens:
+                state.skip_old(self.recent_tokens)
         if full := [state for state in states if len(state.unread) >= _UNREAD]:
             self._read(full)
 
@@ -167,7 +179,8 @@ class FeatureDrafter(Drafter[FeatureState]):
         """Keep the hidden states that have not been read."""
         wanted = list[Gathered]()
         for state in states:
-            state.skip_old(self.recent_tokens)
+            if self.recent_tokens is not None:
+                state.skip_old(self.recent_tokens)
             for number, block in enumerate(_blocks(state.unread)):
                 if number:  # the memory of those before it may move
                     gather(wanted)
@@ -185,9 +198,10 @@ class FeatureDrafter(Drafter[FeatureState]):
         self.observe_batch([state], [verdict])
 
     def rewind(self, state: FeatureState, sequence: Sequence, kept: int) -> FeatureState:
-        self._read([state])
         # The newest token's hidden state is not known, and rows before replaced tokens are wrong.
         known = min(kept, len(sequence.tokens) - 1)
+        state.skip_from(known)
+        self._read([state])
         if known < state.known or state.next >= kept:
             state.cut(known)
         state.candidates = None

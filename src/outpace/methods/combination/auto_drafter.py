@@ -58,6 +58,8 @@ class AutoState(MergeState):
     drafted: tuple[float, float, bool] | None = None
     """When the draft of the round under way was made, what the round costs without it, and whether the learned part was
     asked; None where no clock is read."""
+    most_read: int | None = None
+    """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     rest: tuple[float, bool] | None = None
     """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
@@ -71,9 +73,6 @@ class AutoState(MergeState):
         most = self.sequence.most_tokens
         left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
         return max(1.0, left * self.known.often)
-
-    most_read: int | None = None
-    """What the learned part reads at most."""
 
     @property
     def unread(self) -> int:
@@ -104,15 +103,8 @@ class Auto(MergedTrees[AutoState]):
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._asked = False
         """Whether the round under way asks for drafts."""
-        self._proven = proven
-        self._memory = {timed: Namespaces(Yield, namespaces) for timed in (False, True)}
+        self._memory = {timed: Namespaces(partial(Yield, proven=proven), namespaces) for timed in (False, True)}
         """By whether drafts may depend on what the clocks of other requests show."""
-
-    def _yield(self, sequence: Sequence) -> Yield:
-        """What a request begins with: where it may, what others like it have seen."""
-        if not sequence.timed:
-            return Yield(proven=self._proven)
-        return Yield(self.times.shared(not sequence.params.greedy).standings.of(len(sequence.tokens)))
 
     def _shared(self, states: Seq[AutoState]) -> Shared:
         return self.times.shared(_sampled(states))
@@ -123,14 +115,16 @@ class Auto(MergedTrees[AutoState]):
             self.times.measure(batch)
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
-        known = self._memory[sequence.timed].open(sequence, partial(self._yield, sequence))
+        known = self._memory[sequence.timed].open(sequence)
+        if sequence.timed:  # it may begin with what others like it have seen
+            known.join(self.times.shared(not sequence.params.greedy).standings.of(len(sequence.tokens)))
         most_read = self.parts[-1].recent_tokens
         return AutoState(sequence, parts, known=known, began=len(sequence.tokens), most_read=most_read)
 
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
         state = super().rewind(state, sequence, kept)
-        state.began = len(sequence.tokens)
+        state.began, state.read = len(sequence.tokens), min(state.read, kept)
         state.drafted = state.rest = None  # what lies between two turns is no round
         return state
 
@@ -225,7 +219,7 @@ class Auto(MergedTrees[AutoState]):
             found = chosen()
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
-            state.known.passed(asked=asked, trial=trial and asked, read=state.read > 0)
+            state.known.passed(asked=asked, trial=trial and asked, read=timed.batch == 1 and state.read > 0)
             wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
