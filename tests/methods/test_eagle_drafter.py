@@ -573,10 +573,11 @@ def test_a_request_that_is_rewound_into_what_was_not_read_goes_on_from_there() -
     assert isinstance(drafter, FeatureDrafter)
     true = true_states(target, tokens, drafter.aux_hidden_state_layers)
     state = drafter.begin(target.sequence(tokens))
-    drafter.on_prefill(state, 0, {layer: rows[:59] for layer, rows in true.items()})
-    shorter = target.sequence(tokens[:48])
-    state.sequence = shorter
-    state = drafter.rewind(state, shorter, 48)
-    assert state.known == 47 and state.complete
+    drafter.on_prefill(state, 0, {layer: rows[:51] for layer, rows in true.items()})
+    for at in range(51, 59):  # rounds in which nobody asked
+        state.unread.append(feature_drafter._Unread(at, true, range(at, at + 1)))
+    state.sequence = shorter = target.sequence(tokens[:50])
+    state = drafter.rewind(state, shorter, 50)
+    assert state.known == 49 and state.complete
     [tree] = drafter.propose_batch([state], [Budget(3, 6, 3)])
-    assert tree and state.first == 39
+    assert tree and state.first == 43
