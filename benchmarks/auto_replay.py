@@ -24,25 +24,23 @@ from typing import Any
 import outpace
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
-from outpace.engine.known_answers import KnownAnswer, close_answers, known_answers
+from outpace.engine.known_answers import KnownAnswer, close_answers
 from outpace.engine.method import Method
 from outpace.engine.replay import replay
-from outpace.engine.request import Request
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
 from outpace.methods.combination.auto_drafter import Auto, AutoState
 from outpace.methods.registry import build
-from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
 from outpace.targets.base import Target
 from outpace.targets.cost_protocol import Costs, Scorer
+from scripts import answered, exit_status
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _READ = 1024
-_SETTLED, _TOGETHER = 9, 8
-"""Times after which a clock is sure; prompts that are answered together."""
+_SETTLED = 9
+"""Times after which a clock is sure."""
 
 
 @dataclass(frozen=True)
@@ -152,52 +150,41 @@ def rates(method: Method, target: Target, answers: Sequence[KnownAnswer], costs:
     return [before / after for before, after in zip(plain, spent, strict=True)], asked / len(rounds)
 
 
-def answered(model: outpace.Model, prompts: Sequence[Prompt], names: Sequence[str], tokens: int) -> list[KnownAnswer]:
-    """The model's own answers, with the hidden states that the methods' heads read."""
-    plain = build("none", model.context())
+def compare(options: argparse.Namespace) -> None:
+    """Print a line for each method."""
+    model = outpace.load(options.model)
+    prompts = load_prompts(options.prompts)
+    random.Random(1).shuffle(prompts)
+    prompts = prompts[: options.limit]
+    costs, names = Stated(MACHINES[options.machine]), options.methods.split(",")
     layers = {layer for name in names for layer in build(name, model.context()).drafter.aux_hidden_state_layers}
-    requests = [
-        Request(tuple(model.tokenizer.chat(one.messages)), plain, max_new_tokens=tokens, stop_ids=model.eos_ids)
-        for one in prompts
-    ]
-    found: list[KnownAnswer] = []
-    for at in range(0, len(requests), _TOGETHER):
-        found += known_answers(model.target, requests[at : at + _TOGETHER], layers)
-    return found
+    answers = answered(model, prompts, options.tokens, layers, model.eos_ids)
+    model.target.__dict__["costs"] = costs
+    try:
+        for name in names:
+            found, drafted = rates(build(name, model.context()), model.target, answers, costs)
+            tasks = defaultdict(list)
+            for one, rate in zip(prompts, found, strict=True):
+                tasks[one.category].append(rate)
+            means = {task: geometric_mean(each) for task, each in sorted(tasks.items())}
+            line = "  ".join(f"{task} {mean:.2f}" for task, mean in means.items())
+            print(f"{name:<8}{geometric_mean(means.values()):>7.3f}{drafted:>7.0%}  {line}", flush=True)
+    finally:
+        close_answers(model.target, answers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--methods", default="auto,sam,eagle3")
+    parser.add_argument(
+        "--methods", default="auto,sam,eagle3", help="auto, methods that copy, and ones that draft with a head"
+    )
     parser.add_argument("--limit", type=int, default=96, help="prompts, in an order that mixes their tasks")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--machine", choices=MACHINES, default="rows-cost")
     options = parser.parse_args(argv)
-    try:
-        model = outpace.load(options.model)
-        prompts = load_prompts(options.prompts)
-        random.Random(1).shuffle(prompts)
-        prompts = prompts[: options.limit]
-        costs, names = Stated(MACHINES[options.machine]), options.methods.split(",")
-        answers = answered(model, prompts, names, options.tokens)
-        model.target.__dict__["costs"] = costs
-        try:
-            for name in names:
-                found, drafted = rates(build(name, model.context()), model.target, answers, costs)
-                tasks = defaultdict(list)
-                for one, rate in zip(prompts, found, strict=True):
-                    tasks[one.category].append(rate)
-                means = {task: geometric_mean(each) for task, each in sorted(tasks.items())}
-                line = "  ".join(f"{task} {mean:.2f}" for task, mean in means.items())
-                print(f"{name:<8}{geometric_mean(means.values()):>7.3f}{drafted:>7.0%}  {line}", flush=True)
-        finally:
-            close_answers(model.target, answers)
-    except (BadInput, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: compare(options))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,12 @@ import outpace
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.advice.round_costs import Probe
 from outpace.controllers.fixed import Fixed
-from outpace.core.errors import BadInput
 from outpace.core.turns import ROUNDS
-from outpace.engine.known_answers import close_answers, known_answers
+from outpace.engine.known_answers import close_answers
 from outpace.engine.method import Method
-from outpace.engine.request import Request
 from outpace.engine.round_records import RoundRecord, RoundRecorder
-from outpace.methods.registry import build
 from outpace.prompts.questions import load_prompts
+from scripts import answered, exit_status
 
 _MOST = 8
 """Draft tokens of a request."""
@@ -39,10 +37,7 @@ _RUN = 4
 
 def recorded(model: outpace.Model, batch: int, options: argparse.Namespace) -> list[RoundRecord]:
     """Rounds of ``batch`` requests with drafts of random lengths."""
-    plain = build("none", model.context())
-    prompts = [tuple(model.tokenizer.chat(one.messages)) for one in load_prompts(options.prompts, options.limit)]
-    requests = [Request(one, plain, max_new_tokens=options.tokens) for one in prompts]
-    answers = [one for at in range(0, len(requests), 8) for one in known_answers(model.target, requests[at : at + 8])]
+    answers = answered(model, load_prompts(options.prompts, options.limit), options.tokens)
     chance = random.Random(batch)
     try:
         probe = Probe({one.prompt: one.tokens for one in answers}, model.target.vocab_size)
@@ -68,6 +63,22 @@ def line(name: str, batch: int, ratios: np.ndarray, contexts: np.ndarray) -> str
     return f"{batch:>5}  {name:<13}{middle:>7.2f} [{low:.2f}, {high:.2f}]{short:>10.2f}{long:>9.2f}"
 
 
+def compare(options: argparse.Namespace) -> None:
+    """Print two lines for each batch."""
+    model = outpace.load(options.model)
+    print(f"{'batch':>5}  {'model':<13}{'measured / said [10 %, 90 %]':<24}{'short':>6}{'long':>9}")
+    for batch in map(int, options.batches.split(",")):
+        with ROUNDS:
+            rounds = recorded(model, batch, options)
+        costs = model.target.costs
+        took = np.array([one.forward_seconds for one in rounds])
+        contexts = np.array([np.mean(one.contexts) for one in rounds])
+        own = np.array([costs.forward(one.rows, one.contexts) for one in rounds])
+        chain = np.array([costs.seconds(sum(one.rows), int(np.mean(one.contexts))) for one in rounds])
+        print(line("batch", batch, took / own, contexts))
+        print(line("one sequence", batch, took / chain, contexts), flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
@@ -77,23 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=300)
     options = parser.parse_args(argv)
-    try:
-        model = outpace.load(options.model)
-        print(f"{'batch':>5}  {'model':<13}{'measured / said [10 %, 90 %]':<24}{'short':>6}{'long':>9}")
-        for batch in map(int, options.batches.split(",")):
-            with ROUNDS:
-                rounds = recorded(model, batch, options)
-            costs = model.target.costs
-            took = np.array([one.forward_seconds for one in rounds])
-            contexts = np.array([np.mean(one.contexts) for one in rounds])
-            own = np.array([costs.forward(one.rows, one.contexts) for one in rounds])
-            chain = np.array([costs.seconds(sum(one.rows), int(np.mean(one.contexts))) for one in rounds])
-            print(line("batch", batch, took / own, contexts))
-            print(line("one sequence", batch, took / chain, contexts), flush=True)
-    except (BadInput, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: compare(options))
 
 
 if __name__ == "__main__":

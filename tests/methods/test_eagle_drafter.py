@@ -549,12 +549,13 @@ def test_answers_stay_the_same_where_a_head_skips_what_came_between_two_drafts(t
 
 def test_what_is_read_does_not_depend_on_how_a_prompt_was_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached beginning, or turns with other requests, cut it anywhere; a seed must repeat its drafts."""
-    monkeypatch.setattr(feature_drafter, "_WAITING", 1)
     target, tokens = table(12), [index * 7 % 12 for index in range(60)]
     made = method_of("eagle3", target, 10, mode="tree", max_nodes=6, recent_tokens=8)
     drafter = made.drafter
     assert isinstance(drafter, FeatureDrafter)
     true = true_states(target, tokens, drafter.aux_hidden_state_layers)
+    # Room for as many as are read, and for no more.
+    monkeypatch.setattr(feature_drafter, "_WAITING", 8 * sum(rows[0].nbytes for rows in true.values()))
     drafted = []
     for pieces in ((59,), (20, 59), (50, 55, 59), tuple(range(1, 60))):
         state = drafter.begin(target.sequence(tokens))

@@ -73,10 +73,10 @@ class FeatureState(CommittedRows):
     unread_bytes: int = 0
     """Of a prompt's among them."""
 
-    def skip_old(self, most: int) -> None:
-        """Leave out what is unread but for the newest ``most`` positions. Rows of positions before such a gap are of no
-        use: they go when those behind it are read."""
-        if not self.unread:
+    def skip_old(self, most: int | None) -> None:
+        """Leave out what is unread but for the newest ``most`` positions; None: nothing. Rows of positions before such
+        a gap are of no use: they go when those behind it are read."""
+        if most is None or not self.unread:
             return
         start = self.unread[-1].stop - most
         while self.unread[0].stop <= start:
@@ -130,11 +130,13 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     def on_prefill(self, state: FeatureState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         layers = {layer: hidden_states[layer] for layer in self.aux_hidden_state_layers}
-        state.unread.append(_Unread(position, layers, range(len(next(iter(layers.values()))))))
-        state.unread_bytes += sum(one.nbytes for one in layers.values())
-        if self.recent_tokens is not None:  # no more than that and a chunk of the prompt ever waits
+        rows, size = len(next(iter(layers.values()))), sum(one.nbytes for one in layers.values())
+        state.unread.append(_Unread(position, layers, range(rows)))
+        state.unread_bytes += size
+        if self.recent_tokens is not None and rows:
             state.skip_old(self.recent_tokens)
-        elif state.unread_bytes + state.waiting_bytes > _WAITING:
+            state.unread_bytes = min(state.unread_bytes, self.recent_tokens * (size // rows))
+        if state.unread_bytes + state.waiting_bytes > _WAITING:
             self._read([state])
 
     @torch.inference_mode()
@@ -179,8 +181,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         """Keep the hidden states that have not been read."""
         wanted = list[Gathered]()
         for state in states:
-            if self.recent_tokens is not None:
-                state.skip_old(self.recent_tokens)
+            state.skip_old(self.recent_tokens)
             for number, block in enumerate(_blocks(state.unread)):
                 if number:  # the memory of those before it may move
                     gather(wanted)
