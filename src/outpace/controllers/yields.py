@@ -16,7 +16,7 @@ RECENT = 8
 RECENT_OF_ALL = 256
 ROUNDS_OF_ALL = 128
 """Rounds, of requests with texts of about one length, that the share of those with a draft is the mean of, nearly."""
-LOOKS, OPTIMISM = 4, 0.6
+LOOKS, OPTIMISM = 4, 1.0
 """So many drafts of a request are asked for as if they added more than expected: the first by this share, the next ones
 by a half, a third and a quarter of it. Where a draft is not worth its time on average, it is for the requests that the
 drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""

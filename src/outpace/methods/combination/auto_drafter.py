@@ -200,7 +200,7 @@ class Auto(MergedTrees[AutoState]):
             offer = known.hoped(first) if timed.batch == 1 else known.expected(first)
             offers.append(after_toll(offer, toll) if able else [])
             shares.append(known.shares if able else ())
-            due.append(able and state.known.due() and reading <= TRIED * ahead * state.written)
+            due.append(able and known.due() and reading <= TRIED * ahead * state.written)
 
         after = shared.after.share if timed.live and timed.batch == 1 else 0.0
 
