@@ -6,7 +6,8 @@ The model answers the prompts once. Then each method decodes the known answers a
 that mixes the tasks, with its real drafts and decisions (:mod:`outpace.engine.replay`). Times are made up, of forwards
 by rows, of a learned draft, of what a head reads of a prompt, as ``--machine`` states them; only the sizes of a head's
 trees follow what its levels take here. So two versions of ``auto`` are compared nearly without noise, in a minute, on
-any machine. Printed for each method: tokens per stated time beside autoregressive decoding, the geometric mean of the
+any machine. With ``--temperature`` the model answers in truth, as what is accepted then depends on what is drawn; times are
+as stated all the same. Printed for each method: tokens per stated time beside autoregressive decoding, the geometric mean of the
 tasks and each task; and in how many rounds the learned part drafted.
 """
 
@@ -16,7 +17,7 @@ import argparse
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
@@ -24,16 +25,18 @@ from typing import Any
 import outpace
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
-from outpace.engine.known_answers import KnownAnswer, close_answers
+from outpace.engine.known_answers import close_answers
 from outpace.engine.method import Method
 from outpace.engine.replay import replay
-from outpace.engine.round_records import UNCOUNTED, RoundRecord
+from outpace.engine.request import Request
+from outpace.engine.round_records import UNCOUNTED, RoundRecord, record_rounds
 from outpace.methods.combination.auto_drafter import Auto, AutoState
 from outpace.methods.registry import build
+from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
-from outpace.targets.base import Target
 from outpace.targets.cost_protocol import Costs, Scorer
 from scripts import answered, exit_status
 
@@ -91,21 +94,26 @@ class Stated(Costs):
         return self
 
 
+Decode = Callable[[Method], Sequence[RoundRecord]]
+"""All prompts, one at a time, with a method."""
 Read = int | None
 """Tokens of a text that a learned part has read in a round before its draft; None where it was not asked."""
 
 
-def watched(drafter: Drafter[Any], machine: Machine) -> list[Read]:
+def watched(drafter: Drafter[Any], machine: Machine, *, sampled: bool) -> list[Read]:
     """What ``auto`` asks of its learned part in each round to come. Its clock shows the machine's times."""
     found: list[Read] = []
     if not isinstance(drafter, Auto):
         return found
-    clock, after = drafter.times.shared(False).clock, drafter.times.shared(False).after
+    shared = drafter.times.shared(sampled)
+    clock, after = shared.clock, shared.after
     step = machine.forward[0] + machine.overhead
     for _ in range(_SETTLED):
         after.saw(step + machine.after, step)
         clock.read(1, machine.draft / 1e3)
         clock.read_text(_READ, 1, (machine.draft + machine.reading) / 1e3)
+    # Where the model runs in truth, neither follows its clock.
+    drafter.times.took = drafter._compare = lambda *_, **__: None  # type: ignore[method-assign]
     ask, observe = drafter.ask, drafter.observe_batch
     read: list[Read] = [None]
 
@@ -134,20 +142,30 @@ def alone(drafter: Drafter[Any], rounds: Sequence[RoundRecord]) -> list[Read]:
     ]
 
 
-def rates(method: Method, target: Target, answers: Sequence[KnownAnswer], costs: Stated) -> tuple[list[float], float]:
-    """Of each answer, tokens per second over those of autoregressive decoding; and the share of rounds with drafts of
-    the learned part."""
-    drafts = watched(method.drafter, costs.machine)
-    rounds = replay(target, answers, method)
+def rates(method: Method, costs: Stated, decode: Decode, count: int, *, sampled: bool) -> tuple[list[float], float]:
+    """Of each of ``count`` answers, tokens per second over those of autoregressive decoding; and the share of rounds
+    with drafts of the learned part."""
+    drafts = watched(method.drafter, costs.machine, sampled=sampled)
+    rounds = decode(method)
     if not isinstance(method.drafter, Auto):
         drafts = alone(method.drafter, rounds)
-    spent, plain = [0.0] * len(answers), [0.0] * len(answers)
+    spent, plain = [0.0] * count, [0.0] * count
     for one, read in zip(rounds, drafts, strict=True):
         number, context = one.requests[0], one.contexts[0]
         spent[number] += costs.seconds(sum(one.rows), context) + costs.overhead + costs.draft(read)
         plain[number] += one.committed[0] * (costs.seconds(1, context) + costs.overhead)
     asked = sum(read is not None for read in drafts)
     return [before / after for before, after in zip(plain, spent, strict=True)], asked / len(rounds)
+
+
+def sampled_requests(
+    model: outpace.Model, prompts: Sequence[Prompt], method: Method, options: argparse.Namespace
+) -> Iterator[Request]:
+    """As a server has them: each with a seed of its own, and free to depend on what others have shown."""
+    for number, one in enumerate(prompts):
+        params = SamplingParams(temperature=options.temperature, seed=number)
+        text = tuple(model.tokenizer.chat(one.messages))
+        yield Request(text, method, params, options.tokens, model.eos_ids, repeats=False)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -158,11 +176,18 @@ def compare(options: argparse.Namespace) -> None:
     prompts = prompts[: options.limit]
     costs, names = Stated(MACHINES[options.machine]), options.methods.split(",")
     layers = {layer for name in names for layer in build(name, model.context()).drafter.aux_hidden_state_layers}
-    answers = answered(model, prompts, options.tokens, layers, model.eos_ids)
+    sampled = options.temperature > 0
+    answers = [] if sampled else answered(model, prompts, options.tokens, layers, model.eos_ids)
     model.target.__dict__["costs"] = costs
+
+    def decode(method: Method) -> Sequence[RoundRecord]:
+        if not sampled:
+            return replay(model.target, answers, method)
+        return record_rounds(model.target, list(sampled_requests(model, prompts, method, options)))
+
     try:
         for name in names:
-            found, drafted = rates(build(name, model.context()), model.target, answers, costs)
+            found, drafted = rates(build(name, model.context()), costs, decode, len(prompts), sampled=sampled)
             tasks = defaultdict(list)
             for one, rate in zip(prompts, found, strict=True):
                 tasks[one.category].append(rate)
@@ -182,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--limit", type=int, default=96, help="prompts, in an order that mixes their tasks")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0 the model runs in truth")
     parser.add_argument("--machine", choices=MACHINES, default="rows-cost")
     options = parser.parse_args(argv)
     return exit_status(lambda: compare(options))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import pytest
 
 from outpace.controllers import draft_clock
 from outpace.controllers.base import Budget
 from outpace.controllers.draft_clock import Aftereffect
-from outpace.controllers.yields import LOOKS, SHORT, Standings, Yield
+from outpace.controllers.yields import LOOK_AGAIN, LOOKS, MOST_PATIENCE, SELDOM, SHORT, Standings, Yield
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
@@ -163,3 +166,77 @@ def test_requests_of_a_namespace_go_by_the_length_of_their_own_texts() -> None:
     long = drafter.begin(target.sequence([1, 2, 3] * 200, namespace="ours"))
     assert short.known is long.known and sequence.timed
     assert long.known.standing is standings.of(600) and standings.of(600) is not standings.of(3)
+
+
+def test_where_looking_leads_to_no_more_drafts_few_requests_look() -> None:
+    standing = Standings().of(100)
+    looked = []
+    for _ in range(10 * LOOK_AGAIN):
+        known = Yield(standing)
+        looked.append(known.looks)
+        for turn in range(40):
+            asked = turn < LOOKS
+            known.passed(asked=asked, read=True)
+            if asked:
+                known.learn(BAD, sum(BAD), sum(BAD))
+    assert looked[0] and sum(looked[-4 * LOOK_AGAIN :]) == 4
+    for _ in range(3):  # requests that draft to the end
+        known = Yield(standing)
+        for _ in range(40):
+            known.passed(asked=True, read=True)
+            known.learn(GOOD, sum(GOOD), sum(GOOD))
+    assert Yield(standing).looks and Yield(standing).looks
+
+
+def test_rounds_without_a_draft_are_the_same_one_at_a_time_and_at_once() -> None:
+    """What is known in between does not depend on being asked for."""
+    standing = Standings().of(100)
+    shown_before = Yield(standing)
+    for _ in range(20):
+        shown_before.learn(BAD, sum(BAD), sum(BAD))
+    curious, other = Yield(standing), Yield(standing)
+    for known in (curious, other):
+        known.learn(GOOD, sum(GOOD), sum(GOOD))
+    for _ in range(12):
+        for known in (curious, other):
+            known.passed(asked=False)
+        curious.expected(0.0)
+    assert curious.expected(0.0) == pytest.approx(other.expected(0.0))
+
+
+def test_trials_are_due_when_they_are_said_to_be() -> None:
+    known = Yield()
+    for _ in range(5 * MOST_PATIENCE):
+        left = known.until_trial
+        assert known.due() is (left == 0)
+        if left == 0 and known.waited > known.patience + 2 * SELDOM:
+            known.passed(asked=True, trial=True)
+            known.learn(BAD, sum(BAD), 0.0)
+        else:
+            known.passed(asked=False)
+            assert left == 0 or known.until_trial == left - 1
+
+
+def test_a_request_that_a_draft_does_not_pay_for_decides_in_few_rounds_and_goes_on_copying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = wandering(lambda rows: 0.8 + 0.2 * rows)
+    part = Foresight(target, lambda at: False)
+    method = of(target, part, draft=0.3)
+    drafter = method.drafter
+    assert isinstance(drafter, auto_drafter.Auto)
+    decided: list[int] = []
+    decide = drafter._decide
+
+    def counted(states: Sequence[auto_drafter.AutoState], *rest: object) -> None:
+        decided.append(len(states[0].sequence.tokens))
+        decide(states, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drafter, "_decide", counted)
+    decoder = Decoder(target)
+    one = decoder.submit(Request((1, 2, 3), method, max_new_tokens=200))
+    decoder.run()
+    assert part.asked and len(decided) < 0.5 * one.metrics.rounds
+    assert one.metrics.parts["sam"] > 0
+    longest = max(after - before for before, after in pairwise(decided))
+    assert longest <= 8 * (1 + auto_drafter.MOST_QUIET), "the text has not come to copy itself for good"

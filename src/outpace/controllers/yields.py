@@ -20,6 +20,9 @@ LOOKS, OPTIMISM = 4, 1.0
 """So many drafts of a request are asked for as if they added more than expected: the first by this share, the next ones
 by a half, a third and a quarter of it. Where a draft is not worth its time on average, it is for the requests that the
 drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""
+FOLLOWED, LOOK_AGAIN = 0.13, 8
+"""Looking costs the time of so many drafts, and gains in the rounds that draft afterwards: where fewer than this share of
+those do, only one request of so many looks."""
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""
@@ -96,14 +99,15 @@ class _Record:
         """A record of other drafts that begins with what these have shown, and soon goes by its own."""
         return _Record(recent, list(self.profile), list(self.shares), self.correction, within(self.odds), self.weight)
 
-    def relax(self, usual: _Record) -> None:
-        """A round without a draft: the last ones tell less."""
-        stays = 1.0 - RELAX
+    def relax(self, usual: _Record, rounds: int) -> None:
+        """Rounds without a draft: the last ones tell less."""
+        stays = (1.0 - RELAX) ** rounds
+        goes = 1.0 - stays
         self.promised, self.added = stays * self.promised, stays * self.added
-        self.usual = stays * self.usual + RELAX * usual.correction
-        self.odds = self.odds**stays * within(usual.odds) ** RELAX
-        _move(self.profile, usual.profile, RELAX)
-        _move(self.shares, usual.shares, RELAX)
+        self.usual = stays * self.usual + goes * usual.correction
+        self.odds = self.odds**stays * within(usual.odds) ** goes
+        _move(self.profile, usual.profile, goes)
+        _move(self.shares, usual.shares, goes)
 
 
 def _move(own: list[float], to: Seq[float], share: float) -> None:
@@ -128,14 +132,17 @@ class Standing:
     figures alone, nothing of what they were about.
 
     ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``often``:
-    the share of the rounds in which the drafter was asked, of requests whose text it had read. ``proven``: whether it
-    was measured to make decoding faster.
+    the share of the rounds in which the drafter was asked, of requests whose text it had read. ``followed``: the same
+    of requests that have had their first drafts. ``requests``: how many there were. ``proven``: whether it was measured
+    to make decoding faster.
     """
 
     proven: bool = False
     failures: int = field(default=0, init=False)
     rested: int = field(default=0, init=False)
     often: float = field(default=1.0, init=False)
+    followed: float = field(default=1.0, init=False)
+    requests: int = field(default=0, init=False)
     record: _Record = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,8 +190,12 @@ class Yield:
         self.standing: Standing | None = None
         self._all = _of_all(proven)
         """Of all drafts: of other requests too where they may matter, else of this one."""
-        self._record = self._all.beginning(RECENT)
+        self._latest = self._all.beginning(RECENT)
+        self._idle = 0
+        """Rounds without a draft that it does not know of yet."""
         self.drafts = 0
+        self.looks = True
+        """Whether its first drafts are asked for in hope."""
         self.waited, self.patience = 0, PATIENCE
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
@@ -196,8 +207,18 @@ class Yield:
     def join(self, standing: Standing) -> None:
         """A request whose text is of another length may join a namespace: what others like it have seen counts now."""
         self.standing, self._all = standing, standing.record
+        self.looks = standing.followed >= FOLLOWED or standing.requests % LOOK_AGAIN == 0
+        standing.requests += 1
         if not self.drafts:
-            self._record = self._all.beginning(RECENT)
+            self._latest, self._idle = self._all.beginning(RECENT), 0
+
+    @property
+    def _record(self) -> _Record:
+        """Of its last drafts."""
+        if self._idle:
+            self._latest.relax(self._all, self._idle)
+            self._idle = 0
+        return self._latest
 
     def expected(self, copied: float) -> list[float]:
         """How likely the draft tokens that it would add are accepted, in descending order.
@@ -205,14 +226,15 @@ class Yield:
         ``copied``: how likely the free drafter's first draft tokens contain the next token; where they do, the learned
         drafter's add little.
         """
-        scale = self._record.trust * (1.0 - min(1.0, copied))
-        found = [scale * prob for prob in self._record.profile]
+        record = self._record
+        scale = record.trust * (1.0 - min(1.0, copied))
+        found = [scale * prob for prob in record.profile]
         return found if scale <= 1.0 else [min(1.0, prob) for prob in found]
 
     def hoped(self, copied: float) -> list[float]:
         """The same for the decision whether to ask: of the first drafts more than is expected, as requests differ."""
         usual = self.expected(copied)
-        if self.drafts >= LOOKS or not self.hopeful:
+        if self.drafts >= LOOKS or not self.looks or not self.hopeful:
             return usual
         scale = 1.0 + OPTIMISM / (1.0 + self.drafts)
         return [min(1.0, scale * prob) for prob in usual]
@@ -240,6 +262,15 @@ class Yield:
         return late >= 0 and late % SELDOM == 0 and not (self.standing is not None and self.standing.rests)
 
     @property
+    def until_trial(self) -> int:
+        """Rounds to come before it is time to try it against expectation: the next one that does is one at which
+        :meth:`due` may say so."""
+        if self.again:
+            return 0
+        left = self.patience - self.waited
+        return left if left >= 0 else left % SELDOM
+
+    @property
     def often(self) -> float:
         """In how many of a request's rounds it is asked, once it has read the text; as a share."""
         return 1.0 if self.standing is None else self.standing.often
@@ -250,6 +281,8 @@ class Yield:
         if self.standing is not None:
             if read:
                 self.standing.often += (asked - self.standing.often) / ROUNDS_OF_ALL
+                if self.drafts >= LOOKS and not trial:
+                    self.standing.followed += (asked - self.standing.followed) / ROUNDS_OF_ALL
             self.standing.rested = 0 if trial else self.standing.rested + 1
         if trial:
             self.waited, self.again = 0, False
@@ -257,19 +290,19 @@ class Yield:
             self.waited, self.patience = 0, PATIENCE
         else:
             self.waited += 1
-            self._record.relax(self._all)
+            self._idle += 1
 
     def learn(self, probs: Seq[float], promised: float, added: float) -> None:
         """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round, or was
         expected to by the target's own distribution; those of it that were scored had promised ``promised``."""
-        fade = FADE
+        record, fade = self._record, FADE
         self.drafts += 1
         if self.trial:
             self.again = added > GAINING
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
             if self.again:  # what was known is out of date
-                fade, self._record.drafts, self._record.odds = 0.5, 1, max(1.0, self._record.odds)
-        self._record.learn(probs, promised, added, fade)
+                fade, record.drafts, record.odds = 0.5, 1, max(1.0, record.odds)
+        record.learn(probs, promised, added, fade)
         self._all.learn(probs, promised, added, 1.0 - 1.0 / RECENT_OF_ALL)
         if self.standing is not None and self.trial:
             self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1

@@ -39,6 +39,9 @@ TRIED = 0.05
 expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
+PATIENT, MOST_QUIET = 4, 3
+"""Where the learned part is not asked although nothing is copied, the rounds that follow do not ask it either: one for
+each of so many rounds that it has not been asked for, so many at most. Deciding takes time, and decides the same."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,9 @@ class AutoState(MergeState):
     asked; None where no clock is read."""
     most_read: int | None = None
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
+    quiet: int | None = None
+    """Rounds to come in which the learned part is not asked; 0: nor as long as the free part drafts, beside which it adds
+    less. None: that is decided in each round."""
     rest: tuple[float, bool] | None = None
     """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
@@ -73,6 +79,11 @@ class AutoState(MergeState):
         most = self.sequence.most_tokens
         left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
         return max(1.0, left * self.known.often)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is to be decided if the learned part is asked, the free part having drafted."""
+        return self.quiet is None or (self.quiet == 0 and (not self.free or self.known.due()))
 
     @property
     def unread(self) -> int:
@@ -125,6 +136,7 @@ class Auto(MergedTrees[AutoState]):
         state.asked = None
         state = super().rewind(state, sequence, kept)
         state.began, state.read = len(sequence.tokens), min(state.read, kept)
+        state.quiet = None
         state.drafted = state.rest = None  # what lies between two turns is no round
         return state
 
@@ -143,21 +155,40 @@ class Auto(MergedTrees[AutoState]):
         if _hopeless(budgets):
             return self._alone(states, [TokenTree() for _ in states])
         self._asked = True
-        # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
-        timed = _timing(states, budgets)
-        steps = self.times.draft_steps(timed, 1)
-        later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
-        self._alone(states, self.ask_within(0, states, [later[id(one)] for one in budgets]))
-        # Where costs do not depend on the batch, neither may the decision.
-        if len(states) == 1 or any(one.base_tokens > 1.0 for one in budgets):
-            self._decide(states, budgets, timed)
-        else:
-            for state, budget in zip(states, budgets, strict=True):
-                self._decide([state], [budget], _timing([state], [budget]))
+        self._choose(states, budgets)
         if alone is not None and (costs := budgets[0].relative_costs):
             cost = costs[min(len(alone.united), len(costs) - 1)]
             alone.drafted = perf_counter(), cost, alone.asked is not None
         return [state.united for state in states]
+
+    def _choose(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
+        """Draft with the free part, and with the learned one for those requests with which that gains."""
+        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets)))
+        # Where costs do not depend on the batch, neither may the decision.
+        if len(states) == 1 or any([one.base_tokens > 1.0 for one in budgets]):
+            self._choose_for(states, budgets)
+        else:
+            for state, budget in zip(states, budgets, strict=True):
+                self._choose_for([state], [budget])
+
+    def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[Budget]:
+        """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
+        learned one may be asked."""
+        if all([state.quiet is not None for state in states]):
+            return [part_budget(budget, 0) for budget in budgets]
+        steps = self.times.draft_steps(_timing(states, budgets), 1)
+        later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
+        own = zip(states, budgets, strict=True)
+        return [later[id(budget)] if state.quiet is None else part_budget(budget, 0) for state, budget in own]
+
+    def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
+        if any([state.undecided for state in states]):
+            self._decide(states, budgets, _timing(states, budgets))
+            return
+        for state in states:
+            assert state.quiet is not None
+            state.quiet = max(0, state.quiet - 1)
+            state.known.passed(asked=False, read=len(states) == 1 and state.read > 0)
 
     def _compare(self, state: AutoState, made: float, cost: float, asked: bool) -> None:
         """The rest of the last round beside that of the round before, where one of the two had a learned draft."""
@@ -222,8 +253,11 @@ class Auto(MergedTrees[AutoState]):
             state.known.passed(asked=asked, trial=trial and asked, read=timed.batch == 1 and state.read > 0)
             wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
+                state.quiet = None
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
+            elif not state.free:
+                state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET, state.known.until_trial)
             elif len(wanted) < len(state.free):
                 state.united = state.free.only(wanted)
         if found.asked:
