@@ -21,8 +21,8 @@ LOOKS, OPTIMISM = 4, 1.0
 by a half, a third and a quarter of it. Where a draft is not worth its time on average, it is for the requests that the
 drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""
 FOLLOWED, LOOK_AGAIN = 0.13, 8
-"""Looking costs the time of so many drafts, and gains in the rounds that draft afterwards: where fewer than this share of
-those do, only one request of so many looks."""
+"""Looking costs the time of a few drafts, and gains in the rounds that draft afterwards: where fewer than this share
+of those do, only one request of so many looks."""
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""

@@ -64,8 +64,8 @@ class AutoState(MergeState):
     most_read: int | None = None
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     quiet: int | None = None
-    """Rounds to come in which the learned part is not asked; 0: nor as long as the free part drafts, beside which it adds
-    less. None: that is decided in each round."""
+    """Rounds to come in which the learned part is not asked; 0: nor as long as the free part drafts, beside which it
+    adds less. None: that is decided in each round."""
     rest: tuple[float, bool] | None = None
     """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
@@ -165,7 +165,7 @@ class Auto(MergedTrees[AutoState]):
         """Draft with the free part, and with the learned one for those requests with which that gains."""
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets)))
         # Where costs do not depend on the batch, neither may the decision.
-        if len(states) == 1 or any([one.base_tokens > 1.0 for one in budgets]):
+        if len(states) == 1 or any(one.base_tokens > 1.0 for one in budgets):
             self._choose_for(states, budgets)
         else:
             for state, budget in zip(states, budgets, strict=True):
@@ -174,7 +174,7 @@ class Auto(MergedTrees[AutoState]):
     def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
-        if all([state.quiet is not None for state in states]):
+        if all(state.quiet is not None for state in states):
             return [part_budget(budget, 0) for budget in budgets]
         steps = self.times.draft_steps(_timing(states, budgets), 1)
         later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
@@ -182,7 +182,7 @@ class Auto(MergedTrees[AutoState]):
         return [later[id(budget)] if state.quiet is None else part_budget(budget, 0) for state, budget in own]
 
     def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
-        if any([state.undecided for state in states]):
+        if any(state.undecided for state in states):
             self._decide(states, budgets, _timing(states, budgets))
             return
         for state in states:
