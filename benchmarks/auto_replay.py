@@ -7,8 +7,8 @@ that mixes the tasks, with its real drafts and decisions (:mod:`outpace.engine.r
 by rows, of a learned draft, of what a head reads of a prompt, as ``--machine`` states them; only the sizes of a head's
 trees follow what its levels take here. So two versions of ``auto`` are compared nearly without noise, in a minute, on
 any machine. With ``--temperature`` the model answers in truth, as what is accepted then depends on what is drawn; times
-are as stated all the same. Printed for each method: tokens per stated time beside autoregressive decoding, the geometric
-mean of the tasks and each task; and in how many rounds the learned part drafted.
+are as stated all the same. Printed for each method: tokens per stated time beside autoregressive decoding, the
+geometric mean of the tasks and each task; and in how many rounds the learned part drafted.
 """
 
 from __future__ import annotations
