@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from outpace.controllers import draft_clock
 from outpace.controllers.base import Budget
+from outpace.controllers.combined import CombinedController
+from outpace.controllers.cost_model import CostModel
 from outpace.controllers.draft_clock import Aftereffect
-from outpace.controllers.yields import LOOK_AGAIN, LOOKS, MOST_PATIENCE, SELDOM, SHORT, Standings, Yield
+from outpace.controllers.fixed import Fixed
+from outpace.controllers.yields import LOOK_AGAIN, LOOKS, PATIENCE, SELDOM, SHORT, Standings, Yield
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.methods.combination import auto_drafter
 from outpace.targets.costs import ForwardCosts
-from test_auto import Foresight, always, of, wandering
+from outpace.targets.table import TableTarget, random_table
+from test_auto import Costs, Foresight, always, of, wandering
 
 GOOD, BAD = [0.9, 0.7, 0.5], [0.1, 0.05]
 
@@ -168,24 +173,45 @@ def test_requests_of_a_namespace_go_by_the_length_of_their_own_texts() -> None:
     assert long.known.standing is standings.of(600) and standings.of(600) is not standings.of(3)
 
 
-def test_where_looking_leads_to_no_more_drafts_few_requests_look() -> None:
+def rounds_of(known: Yield, asked_in: Sequence[bool], probs: list[float]) -> None:
+    for asked in asked_in:
+        known.passed(asked=asked, read=True)
+        if asked:
+            known.learn(probs, sum(probs), sum(probs))
+
+
+@pytest.mark.parametrize("looks", [1, LOOKS], ids=["fails at once", "looks to the end"])
+def test_where_looking_leads_to_no_more_drafts_few_requests_look(looks: int) -> None:
     standing = Standings().of(100)
     looked = []
     for _ in range(10 * LOOK_AGAIN):
         known = Yield(standing)
         looked.append(known.looks)
-        for turn in range(40):
-            asked = turn < LOOKS
-            known.passed(asked=asked, read=True)
-            if asked:
-                known.learn(BAD, sum(BAD), sum(BAD))
+        rounds_of(known, [turn < looks for turn in range(40)], BAD)
     assert looked[0] and sum(looked[-4 * LOOK_AGAIN :]) == 4
     for _ in range(3):  # requests that draft to the end
-        known = Yield(standing)
-        for _ in range(40):
-            known.passed(asked=True, read=True)
-            known.learn(GOOD, sum(GOOD), sum(GOOD))
+        rounds_of(Yield(standing), [True] * 40, GOOD)
     assert Yield(standing).looks and Yield(standing).looks
+
+
+def test_long_answers_that_the_head_does_not_suit_leave_others_to_look() -> None:
+    standing = Standings().of(100)
+    looked = []
+    for number in range(60):
+        known = Yield(standing)
+        looked.append(known.looks)
+        suited = number % 3 == 0 and known.looks
+        rounds_of(known, [suited or turn < LOOKS for turn in range(500)], GOOD if suited else BAD)
+    assert sum(looked) > 50
+
+
+def test_only_requests_that_may_look_take_turns_at_it() -> None:
+    standing = Standings().of(100)
+    ours = Yield(standing)
+    ours.learn(BAD, sum(BAD), sum(BAD))
+    before, looks = standing.requests, ours.looks
+    ours.join(standing)
+    assert standing.requests == before and ours.looks is looks
 
 
 def test_rounds_without_a_draft_are_the_same_one_at_a_time_and_at_once() -> None:
@@ -204,17 +230,18 @@ def test_rounds_without_a_draft_are_the_same_one_at_a_time_and_at_once() -> None
     assert curious.expected(0.0) == pytest.approx(other.expected(0.0))
 
 
-def test_trials_are_due_when_they_are_said_to_be() -> None:
+@pytest.mark.parametrize("together", [1, 2, 3, 4])
+def test_trials_are_attempted_again_however_many_requests_share_what_is_known(together: int) -> None:
     known = Yield()
-    for _ in range(5 * MOST_PATIENCE):
-        left = known.until_trial
-        assert known.due() is (left == 0)
-        if left == 0 and known.waited > known.patience + 2 * SELDOM:
-            known.passed(asked=True, trial=True)
-            known.learn(BAD, sum(BAD), 0.0)
-        else:
+    attempts, last = 0, 0
+    for number in range(200):
+        attempt = known.due()
+        if attempt:
+            assert not attempts or number - last >= SELDOM // together
+            attempts, last = attempts + 1, number
+        for _ in range(together):
             known.passed(asked=False)
-            assert left == 0 or known.until_trial == left - 1
+    assert attempts >= 200 // SELDOM - PATIENCE
 
 
 def test_a_request_that_a_draft_does_not_pay_for_decides_in_few_rounds_and_goes_on_copying(
@@ -240,3 +267,14 @@ def test_a_request_that_a_draft_does_not_pay_for_decides_in_few_rounds_and_goes_
     assert one.metrics.parts["sam"] > 0
     longest = max(after - before for before, after in pairwise(decided))
     assert longest <= 8 * (1 + auto_drafter.MOST_QUIET), "the text has not come to copy itself for good"
+
+
+def test_copies_of_a_fixed_length_are_cut_in_rounds_that_do_not_decide_as_in_others() -> None:
+    target = TableTarget(5, random_table(5, 3, order=1), context_length=1000)  # it repeats itself
+    target.__dict__["costs"] = Costs(lambda rows: float(rows))
+    method = of(target, Foresight(target, lambda at: False), draft=0.3)
+    controller = CombinedController([Fixed(8), CostModel(target.costs)], united=True)
+    decoder = Decoder(target)
+    one = decoder.submit(Request((1, 2, 3), replace(method, controller=controller), max_new_tokens=80))
+    decoder.run()
+    assert one.metrics.rounds > 70 and one.metrics.drafted < 0.1 * one.metrics.rounds

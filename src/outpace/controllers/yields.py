@@ -18,11 +18,13 @@ ROUNDS_OF_ALL = 128
 """Rounds, of requests with texts of about one length, that the share of those with a draft is the mean of, nearly."""
 LOOKS, OPTIMISM = 4, 1.0
 """So many drafts of a request are asked for as if they added more than expected: the first by this share, the next ones
-by a half, a third and a quarter of it. Where a draft is not worth its time on average, it is for the requests that the
-drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""
+by a half, a third and a quarter of it: it looks. Where a draft is not worth its time on average, it is for the requests
+that the drafter suits. Their first drafts show that, and other requests lose the time of a draft or two."""
 FOLLOWED, LOOK_AGAIN = 0.13, 8
-"""Looking costs the time of a few drafts, and gains in the rounds that draft afterwards: where fewer than this share
-of those do, only one request of so many looks."""
+"""Where fewer than this share of the rounds after the first drafts ask for another one, only one request of so many
+looks. Four drafts that do not pay lose about what four that do gain, and an answer has thirty rounds."""
+OF_A_REQUEST, ROUNDS_OF_LOOKS = 24, 256
+"""So many rounds of a request count at most, since those of one answer agree; and the share is of so many, nearly."""
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""
@@ -132,16 +134,16 @@ class Standing:
     figures alone, nothing of what they were about.
 
     ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``often``:
-    the share of the rounds in which the drafter was asked, of requests whose text it had read. ``followed``: the same
-    of requests that have had their first drafts. ``requests``: how many there were. ``proven``: whether it was measured
-    to make decoding faster.
+    the share of the rounds in which the drafter was asked, of requests whose text it had read. ``followed``: in how
+    many rounds after a request's first drafts it was asked for more; trials do not count. ``requests``: how many have
+    joined before their first draft. ``proven``: whether it was measured to make decoding faster.
     """
 
     proven: bool = False
     failures: int = field(default=0, init=False)
     rested: int = field(default=0, init=False)
     often: float = field(default=1.0, init=False)
-    followed: float = field(default=1.0, init=False)
+    followed: float = field(default=0.5, init=False)
     requests: int = field(default=0, init=False)
     record: _Record = field(init=False)
 
@@ -196,7 +198,11 @@ class Yield:
         self.drafts = 0
         self.looks = True
         """Whether its first drafts are asked for in hope."""
+        self._counted = 0
+        """Rounds that count as following its first drafts, or not."""
         self.waited, self.patience = 0, PATIENCE
+        self._next_attempt = 0
+        """Rounds waited at which a trial is attempted next, where one has not come about."""
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
         self.trial = False
@@ -206,19 +212,23 @@ class Yield:
 
     def join(self, standing: Standing) -> None:
         """A request whose text is of another length may join a namespace: what others like it have seen counts now."""
+        self._settle()
         self.standing, self._all = standing, standing.record
-        self.looks = standing.followed >= FOLLOWED or standing.requests % LOOK_AGAIN == 0
-        standing.requests += 1
         if not self.drafts:
-            self._latest, self._idle = self._all.beginning(RECENT), 0
+            self._latest = self._all.beginning(RECENT)
+            self.looks = standing.followed >= FOLLOWED or standing.requests % LOOK_AGAIN == 0
+            standing.requests += 1
 
     @property
     def _record(self) -> _Record:
         """Of its last drafts."""
+        self._settle()
+        return self._latest
+
+    def _settle(self) -> None:
         if self._idle:
             self._latest.relax(self._all, self._idle)
             self._idle = 0
-        return self._latest
 
     def expected(self, copied: float) -> list[float]:
         """How likely the draft tokens that it would add are accepted, in descending order.
@@ -258,17 +268,8 @@ class Yield:
         """Whether it is time to try it against expectation; when that round did not suit, not in each that follows."""
         if self.again:
             return True
-        late = self.waited - self.patience
-        return late >= 0 and late % SELDOM == 0 and not (self.standing is not None and self.standing.rests)
-
-    @property
-    def until_trial(self) -> int:
-        """Rounds to come before it is time to try it against expectation: the next one that does is one at which
-        :meth:`due` may say so."""
-        if self.again:
-            return 0
-        left = self.patience - self.waited
-        return left if left >= 0 else left % SELDOM
+        late = self.waited >= max(self.patience, self._next_attempt)
+        return late and not (self.standing is not None and self.standing.rests)
 
     @property
     def often(self) -> float:
@@ -281,16 +282,24 @@ class Yield:
         if self.standing is not None:
             if read:
                 self.standing.often += (asked - self.standing.often) / ROUNDS_OF_ALL
-                if self.drafts >= LOOKS and not trial:
-                    self.standing.followed += (asked - self.standing.followed) / ROUNDS_OF_ALL
+                self._follow(asked=asked, trial=trial)
             self.standing.rested = 0 if trial else self.standing.rested + 1
         if trial:
-            self.waited, self.again = 0, False
+            self.waited, self._next_attempt, self.again = 0, 0, False
         elif asked:
-            self.waited, self.patience = 0, PATIENCE
+            self.waited, self._next_attempt, self.patience = 0, 0, PATIENCE
         else:
+            if self.waited >= max(self.patience, self._next_attempt):
+                self._next_attempt = self.waited + SELDOM
             self.waited += 1
             self._idle += 1
+
+    def _follow(self, *, asked: bool, trial: bool) -> None:
+        """A round after the first draft; while they last, drafts may be asked for in hope, and say nothing."""
+        in_hope = asked and self.drafts < LOOKS
+        if self.standing is not None and self.drafts and not trial and not in_hope and self._counted < OF_A_REQUEST:
+            self._counted += 1
+            self.standing.followed += (asked - self.standing.followed) / ROUNDS_OF_LOOKS
 
     def learn(self, probs: Seq[float], promised: float, added: float) -> None:
         """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round, or was

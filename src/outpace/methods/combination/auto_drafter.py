@@ -40,8 +40,10 @@ expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
 PATIENT, MOST_QUIET = 4, 3
-"""Where the learned part is not asked although nothing is copied, the rounds that follow do not ask it either: one for
-each of so many rounds that it has not been asked for, so many at most. Deciding takes time, and decides the same."""
+"""Where the learned part is not asked although nothing is copied, a round that follows does not decide again, as that
+takes time: one more for each of so many rounds that it has not been asked in, so many at most."""
+COPIED = 0.5
+"""Then it is not asked beside copies either whose first tokens are likelier than this: it adds less there."""
 
 
 @dataclass(slots=True)
@@ -64,8 +66,7 @@ class AutoState(MergeState):
     most_read: int | None = None
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     quiet: int | None = None
-    """Rounds to come in which the learned part is not asked; 0: nor as long as the free part drafts, beside which it
-    adds less. None: that is decided in each round."""
+    """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
     rest: tuple[float, bool] | None = None
     """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
@@ -82,8 +83,10 @@ class AutoState(MergeState):
 
     @property
     def undecided(self) -> bool:
-        """Whether it is to be decided if the learned part is asked, the free part having drafted."""
-        return self.quiet is None or (self.quiet == 0 and (not self.free or self.known.due()))
+        """Whether this round decides if the learned part is asked, the free part having drafted."""
+        if self.quiet is None or self.known.due():
+            return True
+        return self.quiet == 0 and _first(self.free) < COPIED
 
     @property
     def unread(self) -> int:
@@ -174,12 +177,13 @@ class Auto(MergedTrees[AutoState]):
     def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
+        alone = {key: _free_after(one, 0.0) for key, one in {id(one): one for one in budgets}.items()}
         if all(state.quiet is not None for state in states):
-            return [part_budget(budget, 0) for budget in budgets]
+            return [alone[id(budget)] for budget in budgets]
         steps = self.times.draft_steps(_timing(states, budgets), 1)
         later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
         own = zip(states, budgets, strict=True)
-        return [later[id(budget)] if state.quiet is None else part_budget(budget, 0) for state, budget in own]
+        return [(later if state.quiet is None else alone)[id(budget)] for state, budget in own]
 
     def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
         if any(state.undecided for state in states):
@@ -188,7 +192,7 @@ class Auto(MergedTrees[AutoState]):
         for state in states:
             assert state.quiet is not None
             state.quiet = max(0, state.quiet - 1)
-            state.known.passed(asked=False, read=len(states) == 1 and state.read > 0)
+            state.known.passed(asked=False, read=int(budgets[0].base_tokens) == 1 and state.read > 0)
 
     def _compare(self, state: AutoState, made: float, cost: float, asked: bool) -> None:
         """The rest of the last round beside that of the round before, where one of the two had a learned draft."""
@@ -256,9 +260,10 @@ class Auto(MergedTrees[AutoState]):
                 state.quiet = None
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
-            elif not state.free:
-                state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET, state.known.until_trial)
-            elif len(wanted) < len(state.free):
+                continue
+            if not state.free and budgets[at].relative_costs:
+                state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET)
+            if len(wanted) < len(state.free):
                 state.united = state.free.only(wanted)
         if found.asked:
             self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
@@ -340,7 +345,8 @@ def _hopeless(budgets: Seq[Budget]) -> bool:
 
 def _free_after(budget: Budget, steps: float) -> Budget:
     """The free part's budget in a round in which a draft has already taken ``steps``."""
-    return part_budget(budget, 0).costing(raised(budget.relative_costs, steps)) if steps else part_budget(budget, 0)
+    costs = raised(budget.relative_costs, steps) if steps else budget.relative_costs
+    return part_budget(budget, 0).costing(costs) if costs else part_budget(budget, 0)
 
 
 def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> Timing:
