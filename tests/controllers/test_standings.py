@@ -271,7 +271,7 @@ def test_a_request_that_a_draft_does_not_pay_for_decides_in_few_rounds_and_goes_
 
 def test_copies_of_a_fixed_length_are_cut_in_rounds_that_do_not_decide_as_in_others() -> None:
     target = TableTarget(5, random_table(5, 3, order=1), context_length=1000)  # it repeats itself
-    target.__dict__["costs"] = Costs(lambda rows: float(rows))
+    target.__dict__["costs"] = Costs(float)
     method = of(target, Foresight(target, lambda at: False), draft=0.3)
     controller = CombinedController([Fixed(8), CostModel(target.costs)], united=True)
     decoder = Decoder(target)
