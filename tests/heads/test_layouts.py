@@ -474,3 +474,11 @@ def test_a_named_head_may_be_of_any_layout(tmp_path: Path) -> None:
 def test_provenance_goes_along(tmp_path: Path) -> None:
     write(head_of("eagle3"), target(), tmp_path / "there", "eagle", About("tiny", provenance={"seed": 7}))
     assert json.loads((tmp_path / "there" / "training.json").read_text()) == {"seed": 7}
+
+
+def test_a_medusa_head_brings_the_tree_of_its_measured_accuracies(tmp_path: Path) -> None:
+    head = head_of("medusa", heads=2)
+    assert "medusa_choices" not in configuration(written(head, "medusa", tmp_path / "unmeasured"))
+    head.config = head.config.model_copy(update={"rank_accuracies": ((0.6, 0.2), (0.4, 0.3))})
+    choices = configuration(written(head, "medusa", tmp_path / "measured"))["medusa_choices"]
+    assert choices == [[0], [0, 0], [1], [0, 1], [1, 0], [1, 1]]

@@ -24,6 +24,18 @@ def test_choices_are_the_best_beams() -> None:
     assert len({choice["message"]["content"] for choice in talk["choices"]}) == 3
 
 
+def test_the_number_of_choices_has_a_second_name() -> None:
+    with client() as to:
+        beams = complete(to, num_beams=3, num_return_sequences=2)
+        same = complete(to, num_beams=3, n=2)
+        samples = chat(to, temperature=0.9, seed=3, num_return_sequences=3, n=3)
+        told = refused(to, 400, "two names of one number", n=1, num_return_sequences=2)
+        refused(to, 400, "num_return_sequences", num_return_sequences=0)
+    assert beams["choices"] == same["choices"] and len(beams["choices"]) == 2
+    assert len(samples["choices"]) == 3
+    assert told["param"] == "num_return_sequences"
+
+
 def test_beams_of_several_prompts_and_with_penalties() -> None:
     with client() as to:
         about = {"num_beams": 2, "n": 2, "length_penalty": 2.0, "early_stopping": "never", "echo": True}

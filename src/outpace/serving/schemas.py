@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from outpace.serving.fields import AtMost, Fields
 
@@ -77,6 +78,7 @@ class Common(Fields):
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=256)
     ignore_eos: bool | None = None
+    num_return_sequences: int | None = Field(default=None, ge=1, le=MOST_CHOICES)  # transformers' name of n
     # Beam search, as transformers names it: n of the beams are the choices.
     num_beams: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     length_penalty: float | None = Field(default=None, ge=-100, le=100)
@@ -84,6 +86,15 @@ class Common(Fields):
     priority: int | None = Field(default=None, ge=-100, le=100)
     speculation: Speculation | None = None
     shared_prefix: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @model_validator(mode="after")
+    def _one_count(self) -> Self:
+        if self.num_return_sequences is not None:
+            if self.n not in (None, self.num_return_sequences):
+                reason = "'n' and 'num_return_sequences' are two names of one number; send one of them"
+                raise PydanticCustomError("refused", "{reason}", {"reason": reason, "field": "num_return_sequences"})
+            self.n = self.num_return_sequences
+        return self
 
 
 class TextPart(Fields):

@@ -139,12 +139,13 @@ _PRESETS = (
 PRESETS: Mapping[str, Hardware] = {one.name: one for one in _PRESETS}
 
 
-def find_hardware(name: str) -> Hardware:
-    """A preset. Raises BadInput for an unknown name, with all presets."""
+def find_hardware(name: str, *, measurable: bool = False) -> Hardware:
+    """A preset. Raises BadInput for an unknown name, with all presets. ``measurable``: whether the caller takes this
+    machine too, as :data:`MEASURED`."""
     for one in _PRESETS:
         if normalised(one.name) == normalised(name):
             return one
     hint = str(unknown("hardware", name, list(PRESETS)))
     if "did you mean" in hint:
         hint += f" (presets: {', '.join(PRESETS)})"
-    raise BadInput(f"{hint}; or '{MEASURED}' for this machine")
+    raise BadInput(f"{hint}; or '{MEASURED}' for this machine" if measurable else hint)

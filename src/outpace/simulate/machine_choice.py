@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def preset_machine(trace: Trace, hardware: str, wish: Settings) -> RooflineMachine:
     """A preset. Raises BadInput for unknown hardware, and for a model that does not fit."""
-    preset, shape = find_hardware(hardware), _shape(trace, wish)
+    preset, shape = find_hardware(hardware, measurable=True), _shape(trace, wish)
     roofline = Roofline(shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3)
     return RooflineMachine(roofline)
 
