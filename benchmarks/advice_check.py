@@ -66,7 +66,7 @@ def piece(
     """One advice and one bench. ``draft``: the draft model of ``draft-model``; None: that method is left out."""
     ours, others = halves(load_prompts(options.prompts))
     others = [replace(one, category="mixed") for one in stratified(others, options.limit or len(others))]
-    params = SamplingParams(temperature=temperature, seed=0)
+    params = SamplingParams(temperature=temperature)
     found = advise(
         model,
         ours,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli_support import Run, refused
+from layouts_support import head_of, written
+from outpace.acceptance.rejection import RecursiveRejection
 from outpace.advice.advising import advise
+from outpace.advice.measuring import Measurements, Timer
+from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.engine.method import Method
+from outpace.engine.replay import replay
+from outpace.methods.none import NoDraft
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
+from outpace.targets.table import TableTarget
 
 
 def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> None:
@@ -35,8 +45,6 @@ def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> Non
 
 
 def test_sampled_answers(smollm2: Model) -> None:
-    from outpace.core.sampling import SamplingParams
-
     found = advise(
         smollm2,
         load_prompts(limit=7),
@@ -51,6 +59,22 @@ def test_sampled_answers(smollm2: Model) -> None:
     # Which of its lengths is best depends on the machine; only those that are chosen in each round must be decoded.
     chain = rows["draft-model"]
     assert chain["acceptance"] == ("teacher-forced" if "num_draft_tokens" in chain["settings"] else "decoded")
+
+
+@pytest.mark.parametrize(("temperature", "seed", "repeats"), [(0.8, None, False), (0.8, 3, True)])
+def test_it_predicts_requests_that_repeat_only_where_a_seed_is_given(
+    temperature: float, seed: int | None, repeats: bool
+) -> None:
+    """Users send sampled requests without a seed, and those go by what rounds take now."""
+    target = TableTarget(7)
+    plain = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
+    work = Measurements(target, plain, SamplingParams(temperature=temperature, seed=seed), [1], Timer(1.0))
+    work.answer([(1, 2, 3)] * 5, 8, frozenset(), set())
+    assert [one.repeats for one in work.answers] == [repeats] * 5
+    played = [one.request(plain) for one in work.answers]
+    assert [one.repeats for one in played] == [repeats] * 5 and len({one.params.seed for one in played}) == 5
+    assert all(len(replay(target, [one], plain)) == len(one.tokens) for one in work.answers)
+    work.close()
 
 
 def test_bad_input(smollm2: Model) -> None:
@@ -104,15 +128,19 @@ def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> Non
         (["--engine", "tgi"], "tgi"),
         (["--vllm-python", "python"], "add --engine vllm"),
         (["--engine", "vllm", "--vllm-python", "/nowhere/python"], "there is no file"),
+        (["--engine", "vllm", "--vllm-python", sys.executable], "has no vLLM"),
         (["--prompts", "EMPTY"], "EMPTY"),
         (["--head", "EMPTY"], "EMPTY"),
+        (["--head", "OTHER", "--prompts", "SHORT"], "OTHER"),
         (["--draft-model", "no/such-model-anywhere.gguf"], "no/such-model-anywhere.gguf"),
+        (["--draft-model", "EMPTY"], "EMPTY"),
         (["--html", "/nowhere/page.html"], "no folder"),
         (["--temperature", "-1"], "temperature"),
     ],
 )
 def test_bad_input_is_one_line(cli: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
-    empty = tmp_path / "EMPTY"
-    empty.write_text("")
-    ran = cli("advise", *(str(empty) if one == "EMPTY" else one for one in arguments))
+    (tmp_path / "EMPTY").write_text("")
+    (tmp_path / "SHORT").write_text("\n".join(["say it again"] * 6))
+    written(head_of("medusa"), "medusa", tmp_path / "OTHER")
+    ran = cli("advise", *(str(tmp_path / one) if one in ("EMPTY", "OTHER", "SHORT") else one for one in arguments))
     refused(ran, said)

@@ -15,6 +15,7 @@ from outpace.engine.shared_decoder import SharedDecoder
 from outpace.model import Model
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
+from outpace.serving.metrics import LatencyBounds
 from outpace.serving.offered import Defaults
 from outpace.serving.service import Service
 from outpace.serving.tenants import Tenants, Terms
@@ -30,12 +31,13 @@ def service(
     keys: dict[str, Terms] | None = None,
     log: Log | None = None,
     defaults: Defaults = PLD,
+    bounds: LatencyBounds | None = None,
     **limits: Any,
 ) -> Service:
     """A service of the toy model (or another), with few bounds, that drafts with pld, or as ``defaults`` say."""
     model = model or toy()
     model.shared = SharedDecoder(model.target, model.tokenizer, Limits(**limits))
-    return Service([model], Tenants(keys), defaults, log)
+    return Service([model], Tenants(keys), defaults, log, bounds)
 
 
 @contextmanager

@@ -91,6 +91,7 @@ class Measurements:
                         replace(self.params, seed=self.params.fixed_seed + 1_000_003 * number),
                         max_new_tokens,
                         ends,
+                        repeats=self.params.seed is not None,
                     )
                     for number, context in enumerate(contexts[begin : begin + _TOGETHER], start=begin)
                 ]

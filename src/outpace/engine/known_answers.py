@@ -32,7 +32,7 @@ class KnownAnswer:
 
     ``tokens``: all that were committed, a stop token included; ``probs``: how likely each was under the target's
     processed distribution (1 at temperature 0). ``sequence``: of prompt and answer, with its K/V and its hidden states
-    for all tokens but the last.
+    for all tokens but the last. ``repeats``: as :class:`~outpace.engine.request.Request` has it.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +42,7 @@ class KnownAnswer:
     params: SamplingParams
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
+    repeats: bool = True
 
     def request(self, method: Method, *, prefilled: bool = True) -> Request:
         """The same request for ``method``. ``prefilled``: with the K/V of the prompt."""
@@ -52,6 +53,7 @@ class KnownAnswer:
             self.max_new_tokens,
             self.stop_ids,
             kept=self.sequence if prefilled else None,
+            repeats=self.repeats,
         )
 
     def hidden_states(self, layers: Seq[int]) -> dict[int, Tensor]:
@@ -99,8 +101,8 @@ def known_answers(target: Target, requests: Seq[Request], layers: Iterable[int] 
     decoder = Decoder(target)
     running = []
     for one in requests:
-        request = Request(one.prompt, method, one.params, one.max_new_tokens, one.stop_ids, keep=True)
-        running.append(decoder.submit(request))
+        given = one.prompt, method, one.params, one.max_new_tokens, one.stop_ids
+        running.append(decoder.submit(Request(*given, keep=True, repeats=one.repeats)))
     decoder.run()
     for generation in running:
         generation.raise_error()
@@ -113,6 +115,7 @@ def known_answers(target: Target, requests: Seq[Request], layers: Iterable[int] 
             one.request.params,
             one.request.max_new_tokens,
             one.request.stop_ids,
+            one.request.repeats,
         )
         for one in running
     ]
