@@ -42,7 +42,7 @@ from serving_load.asked import loads_of, rows_of
 from serving_load.conversations import WORKLOADS
 from serving_load.figures import Bounds
 from serving_load.measuring import Results, measure
-from serving_load.servers import SERVERS, Running, Server, check_free
+from serving_load.servers import SERVERS, Running, Server, check_free, speculation
 from serving_load.tables import markdown
 
 
@@ -52,7 +52,10 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="embedded model, folder or GGUF file; several with commas")
     parser.add_argument("--servers", default=",".join(SERVERS), help="default: %(default)s")
     parser.add_argument(
-        "--methods", default="auto,none,eagle3", help="of outpace; the first is compared with the others"
+        "--methods",
+        default="auto,none,eagle3,eagle3:max_nodes=8",
+        help="of outpace, as METHOD or METHOD:KEY=VALUE, whose length is then fixed; the first is compared with the "
+        "others (default: %(default)s)",
     )
     parser.add_argument("--dtypes", default="bfloat16,int4", help="of outpace, a server each; vLLM has bfloat16")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
@@ -77,6 +80,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     for name, known in (("servers", SERVERS), ("dtypes", DTYPES), ("workloads", WORKLOADS)):
         setattr(options, name, _words(getattr(options, name), name, known))
     options.model, options.methods = _words(options.model, "model"), _words(options.methods, "methods")
+    for one in options.methods:
+        speculation(one)
     options.users = [int(one) for one in _numbers(options.users, "users", whole=True)]
     options.rates = [] if options.rates == "0" else _numbers(options.rates, "rates")
     bounds = _numbers(options.goodput, "goodput")

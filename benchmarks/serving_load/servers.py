@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -153,10 +154,26 @@ def ours(wanted: Wanted) -> list[Variant]:
         command += ["--max-queue", "4096", *wanted.serve]
         around = environment(wanted.threads, foreign=False, offline=False)
         server = Server(f"outpace {dtype}", command, around, wanted.model, "shared_prefix", url)
-        for method in wanted.methods:
-            speculation = {"off": True} if method == "none" else {"method": method}
-            found.append(Variant(f"outpace {dtype} {method}", server, {"speculation": speculation}))
+        found += [Variant(f"outpace {dtype} {one}", server, {"speculation": speculation(one)}) for one in wanted.methods]
     return found
+
+
+def speculation(method: str) -> dict[str, Any]:
+    """What a request says for ``METHOD`` or ``METHOD:KEY=VALUE:...``. A length or a number of nodes that is given is
+    drafted in every round, whatever it costs."""
+    name, *given = method.split(":")
+    if name == "none":
+        return {"off": True}
+    params: dict[str, Any] = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not key or not equals:
+            raise BadInput(f"--methods takes METHOD or METHOD:KEY=VALUE, not '{method}'")
+        try:
+            params[key] = json.loads(value)
+        except ValueError:
+            params[key] = value
+    return {"method": name, "params": params} if params else {"method": name}
 
 
 def vllm(wanted: Wanted) -> Variant:

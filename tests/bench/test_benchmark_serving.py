@@ -19,12 +19,13 @@ from outpace.bench.peers.stopping import TimeLimit
 from outpace.core.errors import BadInput
 from outpace.serving.app import build_app
 from outpace.serving.server import open_socket, url
+from serving import arguments
 from serving_load.client import Client, Reply, Rounds, rounds_of
 from serving_load.conversations import Conversation, questions, traces
 from serving_load.figures import Bounds, cell, compared, percentiles
 from serving_load.loads import Block, arrival_times, closed, open_loop
 from serving_load.measuring import Load, Results, measure, pairs_of
-from serving_load.servers import Running, Server, Variant, Wanted, check_free, ours
+from serving_load.servers import Running, Server, Variant, Wanted, check_free, ours, speculation
 from serving_support import service
 
 COMMON: dict[str, Any] = {
@@ -310,3 +311,18 @@ def test_rounds_are_those_that_the_server_counted(where: str) -> None:
 def test_nothing_to_measure_is_bad_input() -> None:
     with pytest.raises(BadInput, match="no server is left"):
         check_free([])
+
+
+@pytest.mark.parametrize(("method", "said"), [
+    ("none", {"off": True}), ("auto", {"method": "auto"}),
+    ("eagle3:max_nodes=8", {"method": "eagle3", "params": {"max_nodes": 8}}),
+    ("auto:free=sam:namespaces=4", {"method": "auto", "params": {"free": "sam", "namespaces": 4}}),
+])  # fmt: skip
+def test_a_row_s_requests_name_its_method_and_lengths(method: str, said: dict[str, Any]) -> None:
+    assert speculation(method) == said
+
+
+@pytest.mark.parametrize("method", ["eagle3:8", "eagle3:", "eagle3:=8"])
+def test_settings_of_a_row_have_names(method: str) -> None:
+    with pytest.raises(BadInput, match="METHOD:KEY=VALUE"):
+        arguments(["--methods", f"auto,{method}"])
