@@ -154,7 +154,8 @@ def ours(wanted: Wanted) -> list[Variant]:
         command += ["--max-queue", "4096", *wanted.serve]
         around = environment(wanted.threads, foreign=False, offline=False)
         server = Server(f"outpace {dtype}", command, around, wanted.model, "shared_prefix", url)
-        found += [Variant(f"outpace {dtype} {one}", server, {"speculation": speculation(one)}) for one in wanted.methods]
+        rows = [(one, {"speculation": speculation(one)}) for one in wanted.methods]
+        found += [Variant(f"outpace {dtype} {one}", server, fields) for one, fields in rows]
     return found
 
 
