@@ -25,6 +25,7 @@ from outpace.acceptance.univer import UniVer, _Plan
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.q_row import QRow
 from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
@@ -243,6 +244,16 @@ class NoMask(Biased):
         return without(scores, node, replace(scores.sequence.params, processors=()))
 
 
+class NoGrammar(Biased):
+    """The grammar is missing from p wherever draft tokens are tested."""
+
+    def target(self, scores: TreeScores, node: int) -> Tensor:
+        sampler = scores.sequence.sampler.fork()
+        sampler.grammar = None
+        sampler.extend(scores.tree.path_tokens(node))
+        return TreeDistribution(sampler, TokenTree(), scores.logits[node + 1][None]).p(-1)
+
+
 class NoTemperature(Biased):
     """p is taken at temperature 1."""
 
@@ -455,6 +466,51 @@ class NoiseOfBefore(GumbelCoupling):
 # ---------------------------------------------------------------------------------------------------- the planted
 
 
+# ------------------------------------------------------------------------------------------------------ grammars
+
+
+class Unmasked(Chain):
+    """A draft model that knows nothing of the grammar: draws that it forbids stay in the tree. No bias."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        q = distribution.logits[node + 1].float().softmax(-1)
+        return self.chance.categorical(q), q
+
+
+class ForbiddenDropped(Unmasked):
+    """Draws that the grammar forbids are left out, and the others are said to come from the same row."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        self.allowed = distribution.p(node) > 0
+        return super().draw(distribution, node)
+
+    def keeps(self, token: int, q: Tensor) -> bool:
+        return bool(self.allowed[token])
+
+
+class UnmaskedTree(WithReplacement):
+    """A sampled tree of a draft model that knows nothing of the grammar."""
+
+    def _distribution(self, logits: Tensor) -> TreeDistribution:
+        found = super()._distribution(logits)
+        found.sampler = found.sampler.fork()
+        found.sampler.grammar = None
+        return found
+
+
+class ForbiddenLast(UnmaskedTree):
+    """Sibling draws that the grammar forbids are put behind those that it allows."""
+
+    def proposal(self) -> TokenTree:
+        honest, sampler = super().proposal(), self.sequence.sampler
+        sorted_tree = TokenTree(q_rows=honest.q_rows)
+        allowed = sampler.allowed(sampler.place)
+        assert allowed is not None and not isinstance(allowed, BadInput)
+        for draw in sorted(honest.draws, key=lambda one: not int(allowed[0]) >> one.token & 1):
+            sorted_tree.add(draw.parent, draw.token, draw.q_row)
+        return sorted_tree
+
+
 @dataclass(frozen=True)
 class Bias:
     """A planted bias: the method, and the sampling (of the certificate's matrix) and the tables in which it shows."""
@@ -482,6 +538,11 @@ def tree(
     return lambda context: Method(
         "planted", DraftModel(context.draft(), partial(builder, branching=branching), proposal), rule(), Fixed(depth)
     )
+
+
+def wide(builder: type[SampledTreeBuilder]) -> Make:
+    """Two sampled siblings."""
+    return tree(builder, branching=(2,), proposal=TREE, depth=1)
 
 
 def one_sampled(rule: Callable[[], AcceptanceRule], branching: tuple[int, ...] = (2,)) -> Make:
@@ -518,6 +579,10 @@ BIASES: dict[str, Bias] = {
     "mask missing from p": Bias(chain(rule=NoMask), "user's processor", statistical=False),
     "penalties of the root's path at every node": Bias(chain(rule=BlindToPath), "penalties", statistical=False),
     "mask of the root's path at every node": Bias(chain(rule=BlindToPath), "user's processor", statistical=False),
+    "grammar: forbidden draws are dropped": Bias(chain(ForbiddenDropped), "grammar", statistical=False),
+    "grammar: forbidden draws are ranked last": Bias(wide(ForbiddenLast), "grammar", statistical=False),
+    "grammar: mask of the root's path at every node": Bias(chain(rule=BlindToPath), "grammar", statistical=False),
+    "grammar: mask missing from p": Bias(chain(Unmasked, NoGrammar), "grammar", statistical=False),
     "temperature missing from p": Bias(chain(rule=NoTemperature), "temperature 0.6", statistical=False),
     "a tree re-ranked after sampling": Bias(tree(Sorted)),
     "the best of a sampled tree, claimed as sampled": Bias(tree(OnlyTheBest, branching=(3,))),
@@ -551,6 +616,8 @@ class Controls:
     MAKES: ClassVar[dict[str, Make]] = {
         "chain": chain(),
         "chain, written out": chain(rule=Biased),
+        "chain, a draft model that knows no grammar": chain(Unmasked),
+        "tree, a draft model that knows no grammar": wide(UnmaskedTree),
         "chain, bf16 rows": chain(RoundedHonestly),
         "chain, block": chain(rule=Block),
         "chain, draws outside top-p dropped": chain(TopPAfterSampling),

@@ -28,15 +28,16 @@ class Nesting:
         return Nesting(self.depth + (1, -1)[token]) if token < 2 else self
 
     def forced(self) -> tuple[int, ...]:
-        return (0,) if self.depth == 0 else (1, 0) if self.depth == _DEEPEST else ()
+        return (1,) if self.depth == _DEEPEST else ()
 
     def _allows(self, token: int) -> bool:
-        return self.depth < _DEEPEST if token == 0 else self.depth > 0 if token == 1 else self.depth == 1
+        return self.depth > 0 if token == 1 else self.depth < _DEEPEST
 
 
 class Brackets:
-    """Dyck words of depth 2: token 0 opens, 1 closes, and any other stands inside one bracket. What may follow depends
-    on the whole path, and some token always may."""
+    """Brackets in pairs, two open at most: token 0 opens, 1 closes, and any other stands wherever a bracket may open.
+    What may follow depends on the whole path, and some token always may. At the beginning one token is forbidden and
+    several are allowed: where one alone is, what becomes of forbidden draws cannot show. Inside two brackets one is."""
 
     def begin(self) -> Nesting:
         return Nesting()
