@@ -113,7 +113,8 @@ def watched(drafter: Drafter[Any], machine: Machine, *, sampled: bool) -> list[R
         clock.read(1, machine.draft / 1e3)
         clock.read_text(_READ, 1, (machine.draft + machine.reading) / 1e3)
     # Where the model runs in truth, neither follows its clock.
-    drafter.times.took = drafter._compare = lambda *_, **__: None  # type: ignore[method-assign]
+    drafter.times.took = lambda *_, **__: None  # type: ignore[method-assign]
+    drafter._compare = lambda *_, **__: None  # type: ignore[method-assign]
     ask, observe = drafter.ask, drafter.observe_batch
     read: list[Read] = [None]
 
