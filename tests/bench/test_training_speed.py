@@ -42,6 +42,7 @@ def test_states_are_left_out_where_they_are_computed_again(shards: Shards) -> No
     assert not any(one.states for path in text.paths for one in text.read(path, (1, 2)))
 
 
+@pytest.mark.slow
 def test_graphs_are_counted(shards: Shards, capsys: pytest.CaptureFixture[str]) -> None:
     training_speed.graphs(TOY, shards, batches=1)
     said = capsys.readouterr().out

@@ -106,6 +106,7 @@ DRAFTERS = ("draft-model", "sampled-tree", "rsd", "pld", "eagle3")
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow
 def test_every_lossless_rule(rule: str) -> None:
     ran = 0
     for drafter in DRAFTERS:

@@ -73,6 +73,7 @@ def decoded(model: outpace.Model, question: str, count: int, **options: Any) -> 
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.slow
 def test_sampled_answers_follow_the_conditional_distribution(model: outpace.Model, name: str) -> None:
     question, grammar = GRAMMARS[name]
     true = exact(model, question, grammar, 1.0)

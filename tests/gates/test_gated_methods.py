@@ -226,6 +226,7 @@ def test_a_gate_that_always_asks_reads_no_states() -> None:
 
 
 @pytest.mark.parametrize("name", GATED)
+@pytest.mark.slow
 def test_the_command_s_certificate_is_of_the_setting_that_always_asks(name: str) -> None:
     certificate = outpace.certify(name, cells=2)
     assert certificate.lossless, certificate.verdict

@@ -67,6 +67,7 @@ def test_sizes_are_read_from_text(smollm2: Model) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_study_trains_predicts_and_checks(smollm2: Model, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     topics = ("bees", "tides", "chess", "bread", "glass", "maps", "rain", "trains", "violins", "coal", "ferns", "salt")

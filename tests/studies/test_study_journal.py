@@ -114,6 +114,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.slow
 def test_a_study_that_is_ended_again_and_again_comes_to_its_end(name: str, smollm2: Model, tmp_path: Path) -> None:
     """Each run does one part; the last one finds what all have measured."""
     one = find_study(name)

@@ -149,6 +149,7 @@ def test_scores_by_tiles(cache: Path) -> None:
         assert (one == other) == ("bfloat16" not in one), one
 
 
+@pytest.mark.slow
 def test_a_model_whose_tile_products_are_wrong_does_not_run_on_them(cache: Path) -> None:
     chosen, error, *without = emulated(cache, "-c", _LOADING, OUTPACE_FAULTY_TILES="1").splitlines()
     assert re.match(r"HFTarget .*its scores differ .*; set OUTPACE_TILES=0 to compute without", chosen), chosen
