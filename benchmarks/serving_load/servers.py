@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from outpace.bench.peers.worker import environment
+from outpace.cli.options.option_values import key_values
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 
@@ -165,16 +166,16 @@ def speculation(method: str) -> dict[str, Any]:
     name, *given = method.split(":")
     if name == "none":
         return {"off": True}
-    params: dict[str, Any] = {}
-    for one in given:
-        key, equals, value = one.partition("=")
-        if not key or not equals:
-            raise BadInput(f"--methods takes METHOD or METHOD:KEY=VALUE, not '{method}'")
-        try:
-            params[key] = json.loads(value)
-        except ValueError:
-            params[key] = value
+    params = {key: _json(text) for key, text in key_values(f"--methods METHOD:KEY=VALUE ('{method}')", given).items()}
     return {"method": name, "params": params} if params else {"method": name}
+
+
+def _json(text: str) -> Any:
+    """A number, true, false or null as such; a word as a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def vllm(wanted: Wanted) -> Variant:

@@ -59,12 +59,19 @@ def test_a_prompt_that_was_never_read_does_not_count() -> None:
     assert value(served, "request_prompt_tokens_count") == 1
 
 
-def test_cached_prompts_are_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def caching() -> Service:
+    """A service whose model keeps beginnings of prompts."""
     served = service(kv_bytes=400_000)
     [offered] = served.offered.values()
     offered.model.target.kv_bytes_per_token = 1000
     offered.decoder.prefixes = PrefixCache(offered.model.target, 200_000)
     offered.decoder._most_cached = 200_000
+    return served
+
+
+def test_cached_prompts_are_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = caching()
+    [offered] = served.offered.values()
     used: list[float] = []
     with client(served) as to:
         decoder = offered.decoder
@@ -135,9 +142,8 @@ def test_drafts_are_counted_as_the_answers_say() -> None:
 def test_gaps_between_rounds_are_timed_and_first_tokens_once() -> None:
     served = service()
     with client(served) as to:
-        rounds = complete(to, max_tokens=30, ignore_eos=True, speculation={"off": True})["usage"]["speculation"][
-            "rounds"
-        ]
+        usage = complete(to, max_tokens=30, ignore_eos=True, speculation={"off": True})["usage"]
+    rounds = usage["speculation"]["rounds"]
     assert rounds == 30
     assert value(served, "time_to_first_token_seconds_count") == 1
     assert value(served, "inter_token_latency_seconds_count") == rounds - 1
@@ -145,11 +151,7 @@ def test_gaps_between_rounds_are_timed_and_first_tokens_once() -> None:
 
 
 def test_a_prompt_that_is_cached_is_a_hit_for_its_tokens() -> None:
-    served = service(kv_bytes=400_000)
-    [offered] = served.offered.values()
-    offered.model.target.kv_bytes_per_token = 1000
-    offered.decoder.prefixes = PrefixCache(offered.model.target, 200_000)
-    offered.decoder._most_cached = 200_000
+    served = caching()
     with client(served) as to:
         first = complete(to, prompt="a long beginning " * 8, max_tokens=4)["usage"]
         assert value(served, "prefix_cache_hits_total") == 0

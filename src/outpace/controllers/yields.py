@@ -268,8 +268,11 @@ class Yield:
         """Whether it is time to try it against expectation; when that round did not suit, not in each that follows."""
         if self.again:
             return True
-        late = self.waited >= max(self.patience, self._next_attempt)
-        return late and not (self.standing is not None and self.standing.rests)
+        return self._late and not (self.standing is not None and self.standing.rests)
+
+    @property
+    def _late(self) -> bool:
+        return self.waited >= max(self.patience, self._next_attempt)
 
     @property
     def often(self) -> float:
@@ -289,7 +292,7 @@ class Yield:
         elif asked:
             self.waited, self._next_attempt, self.patience = 0, 0, PATIENCE
         else:
-            if self.waited >= max(self.patience, self._next_attempt):
+            if self._late:
                 self._next_attempt = self.waited + SELDOM
             self.waited += 1
             self._idle += 1

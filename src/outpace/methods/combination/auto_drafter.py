@@ -177,13 +177,13 @@ class Auto(MergedTrees[AutoState]):
     def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
-        alone = {key: _free_after(one, 0.0) for key, one in {id(one): one for one in budgets}.items()}
-        if all(state.quiet is not None for state in states):
-            return [alone[id(budget)] for budget in budgets]
-        steps = self.times.draft_steps(_timing(states, budgets), 1)
-        later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
-        own = zip(states, budgets, strict=True)
-        return [(later if state.quiet is None else alone)[id(budget)] for state, budget in own]
+        steps = 0.0
+        if any(state.quiet is None for state in states):
+            steps = self.times.draft_steps(_timing(states, budgets), 1)
+        spent = [steps if state.quiet is None else 0.0 for state in states]
+        own = [(id(budget), taken) for budget, taken in zip(budgets, spent, strict=True)]
+        within = {key: _free_after(budget, key[1]) for key, budget in dict(zip(own, budgets, strict=True)).items()}
+        return [within[key] for key in own]
 
     def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
         if any(state.undecided for state in states):
