@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import outpace.bench.runner
+import outpace.bench.slices
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.bench.bench_report import BenchReport, notes
@@ -371,14 +373,24 @@ def test_ctrl_c_returns_whole_prompts(after: int) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_progress_is_told_before_every_answer_and_at_the_end() -> None:
+def test_progress_is_told_before_every_turn_of_a_prompt_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outpace.bench.runner, "_TELLING", 60.0)
     model = make()
     told: list[Progress] = []
     run(model, [method(model)], PROMPTS, SHORT, told.append)
     assert [one.category for one in told[:2]] == ["warm-up", "warm-up"]
     assert (told[-1].done, told[-1].total) == (16, 16)
-    assert [one.done for one in told[2:]] == list(range(17))
+    assert [one.done for one in told[2:]] == list(range(0, 17, 2)), "two methods answer each"
     assert set(told[-1].rates) == {"none", "oracle"}
+
+
+def test_progress_is_told_while_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outpace.bench.runner, "_TELLING", 0.0)
+    monkeypatch.setattr(outpace.bench.slices, "SLICE", 0.0)
+    model = make()
+    told: list[Progress] = []
+    run(model, [method(model)], PROMPTS[:1], SHORT, told.append)
+    assert sum(one.done == 0 and one.method == "oracle" and one.category != "warm-up" for one in told) > 1
 
 
 def test_turns_without_room_are_left_out_for_all() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outpace.bench.quality.prompt_quality import PromptQuality
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MethodRecords:
     """One method: its records and first differences by the prompt's id.
 

@@ -7,7 +7,8 @@ method's figures don't depend on which answers end first.
 The wall time of a round is split equally among the requests in it, so that each prompt has seconds of its own. Reading
 a prompt belongs to the request that joins. A batch's decode rate is thus the tokens after each request's first, over
 the time of the rounds after each request's first. The time to the first token is not split: it is what a user waits
-who has a place.
+who has a place. Time between two steps of a batch, in which another one had its turn (:mod:`outpace.bench.slices`),
+counts nowhere.
 """
 
 from __future__ import annotations
@@ -89,11 +90,10 @@ def answer_together(
     A request that ends in an error of its own, a grammar's dead end for one, raises it; with ``keep_failed`` the others
     go on, and its answer has the ``error``.
     """
-    batch = _Batch(target, requests, at_once or len(requests), keep_failed=keep_failed)
-    try:
-        return batch.run()
-    finally:
-        batch.close()
+    with AnswerBatch(target, requests, at_once, keep_failed=keep_failed) as batch:
+        while batch.step():
+            pass
+        return batch.answers()
 
 
 @dataclass(slots=True)
@@ -105,6 +105,9 @@ class _Place:
     seconds: float = 0.0
     until_first: float | None = None
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    waited: float = 0.0
+    """Seconds since its submission in which its batch did nothing."""
+    waited_until_first: float = 0.0
 
     @property
     def running(self) -> bool:
@@ -117,34 +120,66 @@ class _Place:
         one = self.generation
         cut_off = one.finish_reason == "length"
         incomplete = cut_off and one.grammar_complete is False
-        waited = one.metrics.first_token_seconds
-        tokens, wall = tuple(one.tokens), one.metrics.seconds
+        ttft = one.metrics.first_token_seconds - self.waited_until_first
+        tokens, wall = tuple(one.tokens), one.metrics.seconds - self.waited
         error = None if one.error is None else str(one.error)
         return Answer(
-            one.request.prompt, tokens, metrics, waited, cut_off, one.rounds, one.round_counts, wall, incomplete, error
+            one.request.prompt, tokens, metrics, ttft, cut_off, one.rounds, one.round_counts, wall, incomplete, error
         )
 
 
-class _Batch:
-    """Requests that are decoded ``at_once``, and those that keep their places when the last ones have joined."""
+class AnswerBatch:
+    """Requests that are decoded ``at_once`` (None: all), and those that keep their places when the last ones have
+    joined. As a context manager it leaves nothing open in the target.
 
-    def __init__(self, target: Target, requests: Sequence[Request], at_once: int, *, keep_failed: bool) -> None:
+    ``keep_failed``: see :func:`answer_together`. ``tokens``: how many the requests that count have.
+    ``peak_memory_mb``: of the process during its turns, where somebody looks (:mod:`outpace.bench.slices`).
+    """
+
+    def __init__(
+        self, target: Target, requests: Sequence[Request], at_once: int | None = None, *, keep_failed: bool = False
+    ) -> None:
         self.decoder = Decoder(target)
-        self.requests, self.at_once, self.keep_failed = requests, at_once, keep_failed
+        self.requests, self.at_once, self.keep_failed = requests, at_once or len(requests), keep_failed
         self.places: list[_Place] = []
-        self.joined = 0
+        self.joined = self.tokens = 0
+        self.peak_memory_mb = 0.0
+        self._counted: list[_Place] = []
+        self._stopped: float | None = None
+        """When the last step ended."""
 
-    def run(self) -> list[Answer]:
-        """Step until every request is done; the answers in the order of the requests."""
-        counted: list[_Place] = []
-        while len(counted) < len(self.requests) or any(place.running for place in counted):
-            joining = self._fill()
-            counted += [place for place in joining if place.number < len(self.requests)]
-            self._step(joining)
-            for place in self.places if not self.keep_failed else ():
-                place.generation.raise_error()
-            self.places = [place for place in self.places if place.running]
-        return [place.answer() for place in counted]
+    def __enter__(self) -> AnswerBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        return len(self._counted) < len(self.requests) or any(place.running for place in self._counted)
+
+    def step(self) -> bool:
+        """Let requests join, and run a round; whether a request that counts is left. Raises the error of a request,
+        where it is not to be kept."""
+        if not self.running:
+            return False
+        began = perf_counter()
+        waited = 0.0 if self._stopped is None else began - self._stopped
+        for place in self.places:
+            place.waited += waited
+        joining = self._fill()
+        self._counted += [place for place in joining if place.number < len(self.requests)]
+        self._step(joining)
+        for place in self.places if not self.keep_failed else ():
+            place.generation.raise_error()
+        self.places = [place for place in self.places if place.running]
+        self.tokens = sum(len(place.generation.tokens) for place in self._counted)
+        self._stopped = perf_counter()
+        return self.running
+
+    def answers(self) -> list[Answer]:
+        """In the order of the requests, when all have ended."""
+        return [place.answer() for place in self._counted]
 
     def close(self) -> None:
         """End what still runs."""
@@ -179,7 +214,7 @@ class _Batch:
             for phase in PHASES:
                 place.phases[phase] += split[phase] / len(self.places)
             if place.until_first is None and place.generation.tokens:
-                place.until_first = place.seconds
+                place.until_first, place.waited_until_first = place.seconds, place.waited
 
 
 def first_difference(

@@ -1,8 +1,9 @@
 """The runner: every method on every prompt, interleaved, on one target.
 
-For each prompt the methods run one after the other, in an order that is shuffled each time, so that a machine that
-grows slower or faster during the run favours none of them. A batch size of N takes several times N prompts of one
-category instead of one prompt, and answers N of them at once. Autoregressive decoding (method ``none``) always runs.
+For each prompt the methods run in slices of a tenth of a second (:mod:`outpace.bench.slices`), in an order that is
+shuffled each time, so that a machine that grows slower or faster during the run favours none of them. A batch size of N
+takes several times N prompts of one category instead of one prompt, and answers N of them at once. Autoregressive
+decoding (method ``none``) always runs.
 What methods learn is kept from prompt to prompt only in a namespace.
 
 Conversations: at temperature 0 a lossless method continues its own earlier answers, which are those of autoregressive
@@ -18,16 +19,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from outpace.bench.columns import method_row, prompt_rows
 from outpace.bench.method_records import MethodRecords, labelled
 from outpace.bench.quality.prompt_quality import PromptQuality, QualityMeter
 from outpace.bench.quality.quality_row import quality_row
-from outpace.bench.records import Answer, Record, answer_together, first_difference
+from outpace.bench.records import Answer, AnswerBatch, Record, answer_together, first_difference
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
+from outpace.bench.slices import in_slices
 from outpace.bench.statistics import total_rate
 from outpace.bench.turn_contexts import characters, check_room, context, contexts
 from outpace.certify.near_ties import near_tie_gap
@@ -45,7 +49,12 @@ from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import batches, unique
 
+Asked = Mapping[MethodRecords, Mapping[Prompt, tuple[int, ...]]]
+"""The tokens that the prompts begin with, for each method."""
+
 _SAMPLE_CHARACTERS = 1500
+_TELLING = 0.5
+"""Seconds from one report of progress to the next, at least."""
 _ATTEMPTS = 3
 """How often prompts are answered until no costs are measured meanwhile."""
 _REFILLS = 2
@@ -130,7 +139,7 @@ class _Run:
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
             for _, batch in sorted(ranges.items()):
-                self._undisturbed(entry, {prompt: context(self.model, prompt, []) for prompt in batch}, 0, short)
+                self._undisturbed([entry], {entry: {one: context(self.model, one, []) for one in batch}}, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
         found = {entry.label: {one.id: Record(one.id, one.category, number) for one in batch} for entry in self.methods}
@@ -142,20 +151,25 @@ class _Run:
             live = [prompt for prompt in due if all(prompt in begun[entry.label] for entry in active)]
             self.skipped_turns += sum(len(prompt.turns) - turn for prompt in due if prompt not in live)
             random.Random(f"{self.params.fixed_seed}/{number}/{turn}").shuffle(active)
-            for entry in active:
-                self._tell(entry.label, batch[0].category)
-                if live:
-                    asked = {prompt: begun[entry.label][prompt] for prompt in live}
-                    machine.reset_peak_memory()
-                    answers = self._undisturbed(entry, asked, turn, self.settings)
-                    peak = machine.peak_memory_mb()
+            self._tell(active[0].label if active else "", batch[0].category)
+            if live:
+                asked = {entry: {prompt: begun[entry.label][prompt] for prompt in live} for entry in active}
+                told = perf_counter()
+
+                def tell(entry: MethodRecords) -> None:
+                    nonlocal told
+                    if perf_counter() - told > _TELLING:
+                        self._tell(entry.label, batch[0].category)
+                        told = perf_counter()
+
+                for entry, (answers, peak) in self._undisturbed(active, asked, turn, self.settings, tell).items():
                     for prompt, answer in zip(live, answers, strict=False):
                         if answer.error is not None:
                             entry.failed[prompt.id] = answer.error
                         record = found[entry.label][prompt.id]
                         record.answers.append(answer)
                         record.peak_memory_mb = max(record.peak_memory_mb, peak)
-                self.done += 1
+            self.done += len(active)
             live = [prompt for prompt in live if not any(prompt.id in entry.failed for entry in self.methods)]
         self._keep(batch, {entry.label: entry.answered(found[entry.label]) for entry in self.methods})
 
@@ -228,47 +242,71 @@ class _Run:
         return contexts(self.model, live, found[entry.label if own else self.reference.label], turn)
 
     def _undisturbed(
-        self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
-    ) -> list[Answer]:
+        self,
+        entries: Sequence[MethodRecords],
+        asked: Asked,
+        turn: int,
+        settings: BenchSettings,
+        on_slice: Callable[[MethodRecords], None] = lambda _: None,
+    ) -> dict[MethodRecords, tuple[list[Answer], float]]:
         """:meth:`_answer`, again where costs were measured in the middle of it: that happens once on a machine. Not
         with a namespace, where the second answer would copy from the first."""
         costs = self.model.target.costs
         for _ in range(1 if settings.namespace else _ATTEMPTS):
             before = costs.measurements
-            answers = self._answer(entry, asked, turn, settings)
+            answers = self._answer(entries, asked, turn, settings, on_slice)
             if costs.measurements == before:
                 break
         return answers
 
     def _answer(
+        self,
+        entries: Sequence[MethodRecords],
+        asked: Asked,
+        turn: int,
+        settings: BenchSettings,
+        on_slice: Callable[[MethodRecords], None],
+    ) -> dict[MethodRecords, tuple[list[Answer], float]]:
+        """One batch of answers of each method, and its peak memory in MB; none of a method that fails, which ends its
+        part in the bench."""
+        with ExitStack() as opened:
+            batches = dict[MethodRecords, AnswerBatch]()
+            for entry in entries:
+                if entry.error is None:
+                    try:
+                        batches[entry] = opened.enter_context(self._batch(entry, asked[entry], turn, settings))
+                    except Exception as error:  # one method's fault must not cost the others their figures
+                        entry.error = said(error)
+            found = dict[MethodRecords, tuple[list[Answer], float]]()
+            for entry, answers in in_slices(batches, on_slice).items():
+                if isinstance(answers, Exception):
+                    entry.error = said(answers)
+                else:
+                    found[entry] = answers, batches[entry].peak_memory_mb
+            return found
+
+    def _batch(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
-    ) -> list[Answer]:
-        """One batch of answers; none when the method fails, which ends its part in the bench."""
-        if entry.error is not None:
-            return []
-        try:
-            requests = [
-                Request(
-                    prompt=tokens,
-                    method=entry.method,
-                    params=self._under(prompt.id, settings.seeded(self.numbers[prompt.id] * 64 + turn)),
-                    max_new_tokens=settings.max_new_tokens,
-                    stop_ids=self._ends,
-                    references=self.references,
-                    namespace=entry.namespace(settings.namespace),
-                    trace=self.meter is not None and self.meter.traces(entry),
-                    counts=settings.trace is not None,
-                    repeats=bool(settings.repeats),
-                )
-                for prompt, tokens in asked.items()
-            ]
-            if isinstance(entry.method.controller, Oracle):
-                unnamed = [replace(one, namespace="") for one in requests]
-                entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed, keep_failed=True))
-            return answer_together(self.model.target, requests, settings.batch_size, keep_failed=True)
-        except Exception as error:  # one method's fault must not cost the others their figures
-            entry.error = said(error)
-            return []
+    ) -> AnswerBatch:
+        requests = [
+            Request(
+                prompt=tokens,
+                method=entry.method,
+                params=self._under(prompt.id, settings.seeded(self.numbers[prompt.id] * 64 + turn)),
+                max_new_tokens=settings.max_new_tokens,
+                stop_ids=self._ends,
+                references=self.references,
+                namespace=entry.namespace(settings.namespace),
+                trace=self.meter is not None and self.meter.traces(entry),
+                counts=settings.trace is not None,
+                repeats=bool(settings.repeats),
+            )
+            for prompt, tokens in asked.items()
+        ]
+        if isinstance(entry.method.controller, Oracle):
+            unnamed = [replace(one, namespace="") for one in requests]
+            entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed, keep_failed=True))
+        return AnswerBatch(self.model.target, requests, settings.batch_size, keep_failed=True)
 
     def _sample(self, prompt: Prompt, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
         texts = {

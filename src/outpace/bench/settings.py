@@ -79,7 +79,10 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the bench stands, reported before every answer and once at the end. ``rates``: decode tokens per second."""
+    """Where the bench stands, reported before every turn of a prompt or batch, while it is answered, and at the end.
+
+    ``done``: answers of all methods that have ended; ``method``: whose turn it is. ``rates``: decode tokens per second.
+    """
 
     done: int
     total: int

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.bench.records import Answer, answer_together
+from outpace.bench.records import Answer, AnswerBatch, answer_together
+from outpace.bench.slices import in_slices
 from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse, RequestMetrics
 from outpace.core.progress import stage
@@ -68,12 +70,11 @@ def decode(
     params = params or SamplingParams(seed=seed)
     ids, found = list(contexts), Decoded(list(contexts.values()), {name: [] for name in methods})
 
-    def answered(method: Method, first: int, some: Seq[tuple[int, ...]], length: int) -> list[Answer]:
-        requests = [
+    def requests(method: Method, first: int, some: Seq[tuple[int, ...]], length: int) -> list[Request]:
+        return [
             Request(one, method, _seeded(params, first + at), length, model.eos_ids, trace=trees, counts=True)
             for at, one in enumerate(some)
         ]
-        return answer_together(model.target, requests, batch)
 
     size, journal = turn_of(batch), journal or StudyJournal()
     warm = False
@@ -82,16 +83,25 @@ def decode(
         nonlocal warm
         if not warm:
             for method in methods.values():
-                answered(method, 0, ids[:batch], min(8, max_new_tokens))
+                answer_together(model.target, requests(method, 0, ids[:batch], min(8, max_new_tokens)), batch)
             warm = True
         part: dict[str, list[Answer]] = {name: [] for name in methods}
         for first in range(some.start, some.stop, size):
             order = list(methods)
             random.Random(f"{seed}/{batch}/{first}").shuffle(order)
-            for name in order:
-                part[name] += answered(methods[name], first, ids[first : min(first + size, some.stop)], max_new_tokens)
-                done = sum(len(each[name]) for each in (found.answers, part) for name in methods)
-                at.move(done, detail=name)
+            now = ids[first : min(first + size, some.stop)]
+            with ExitStack() as opened:
+                batches = {
+                    name: opened.enter_context(
+                        AnswerBatch(model.target, requests(methods[name], first, now, max_new_tokens), batch)
+                    )
+                    for name in order
+                }
+                for name, answers in in_slices(batches, lambda name: at.move(detail=name)).items():
+                    if isinstance(answers, Exception):
+                        raise answers
+                    part[name] += answers
+            at.move(sum(len(each[name]) for each in (found.answers, part) for name in methods))
         return part
 
     with stage("answering prompts", total=len(ids) * len(methods), unit="answers") as at:

@@ -1,0 +1,73 @@
+"""Methods answer the same prompts in slices of time, so that a machine that slows down does so for all of them.
+
+Where one method answers eight prompts and then the next one does, seconds lie between what is compared, in which other
+users of the machine come and go. Here every method has its batch open, and the one with the fewest tokens goes on for a
+short while. Then a difference between two methods is one between rounds that are tenths of a second apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from math import inf
+from time import perf_counter
+from typing import TypeVar
+
+from outpace.bench.records import Answer, AnswerBatch
+from outpace.core import machine
+
+Key = TypeVar("Key", bound=Hashable)
+
+SLICE = 0.1
+"""Seconds. A change of turns costs what a cache of the second level takes to fill, about 0.1 ms."""
+_SHARE = 4
+"""All batches together may hold K/V in this part of the free memory."""
+
+
+def in_slices(
+    batches: Mapping[Key, AnswerBatch], on_slice: Callable[[Key], None] = lambda _: None
+) -> dict[Key, list[Answer] | Exception]:
+    """Step all batches until they have ended: the answers of each, or what ended it. The others go on then.
+
+    In the order given, where tokens are equal. ``on_slice`` is called after every turn, with whose it was. Batches
+    whose K/V is too much for the memory together, or is not in main memory, run one after the other.
+    """
+    left, ended = dict(batches), dict[Key, list[Answer] | Exception]()
+    seconds = SLICE if _fit(batches) else inf
+    while left:
+        key = min(left, key=lambda one: left[one].tokens)
+        batch = left[key]
+        machine.reset_peak_memory()
+        try:
+            running = _turn(batch, seconds)
+        except Exception as error:  # one method's fault must not cost the others their figures
+            ended[key] = error
+            del left[key]
+            batch.close()
+        else:
+            batch.peak_memory_mb = max(batch.peak_memory_mb, machine.peak_memory_mb())
+            if not running:
+                ended[key] = batch.answers()
+                del left[key]
+                batch.close()
+        on_slice(key)
+    return ended
+
+
+def _turn(batch: AnswerBatch, seconds: float) -> bool:
+    until = perf_counter() + seconds
+    while batch.step():
+        if perf_counter() >= until:
+            return True
+    return False
+
+
+def _fit(batches: Mapping[Key, AnswerBatch]) -> bool:
+    """Whether K/V of all batches, as long as their answers may become, leaves most of the main memory free."""
+    needed = 0
+    for batch in batches.values():
+        target = batch.decoder.target
+        if target.device.type != "cpu":
+            return False
+        rows = max((len(one.prompt) + one.max_new_tokens for one in batch.requests), default=0)
+        needed += batch.at_once * target.kv_bytes(None, rows)
+    return needed * _SHARE <= machine.free_memory()
