@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.bench.runner
-import outpace.bench.slices
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
+from outpace.bench import runner, slices
 from outpace.bench.bench_report import BenchReport, notes
 from outpace.bench.method_records import Measured, MethodRecords
 from outpace.bench.page import render
@@ -374,7 +373,7 @@ def test_ctrl_c_returns_whole_prompts(after: int) -> None:
 
 
 def test_progress_is_told_before_every_turn_of_a_prompt_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.bench.runner, "_TELLING", 60.0)
+    monkeypatch.setattr(runner, "_TELLING", 60.0)
     model = make()
     told: list[Progress] = []
     run(model, [method(model)], PROMPTS, SHORT, told.append)
@@ -385,8 +384,8 @@ def test_progress_is_told_before_every_turn_of_a_prompt_and_at_the_end(monkeypat
 
 
 def test_progress_is_told_while_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.bench.runner, "_TELLING", 0.0)
-    monkeypatch.setattr(outpace.bench.slices, "SLICE", 0.0)
+    monkeypatch.setattr(runner, "_TELLING", 0.0)
+    monkeypatch.setattr(slices, "SLICE", 0.0)
     model = make()
     told: list[Progress] = []
     run(model, [method(model)], PROMPTS[:1], SHORT, told.append)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.bench.records
-import outpace.bench.slices
+from outpace.bench import records, slices
 from outpace.bench.records import AnswerBatch, answer_together
 from outpace.bench.slices import in_slices
 from outpace.core.sampling import SamplingParams
@@ -35,7 +34,7 @@ def turns(target: Any, names: list[str], **given: Any) -> tuple[dict[str, Any], 
 
 @pytest.fixture
 def one_round_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.bench.slices, "SLICE", 0.0)
+    monkeypatch.setattr(slices, "SLICE", 0.0)
 
 
 @pytest.mark.usefixtures("one_round_a_slice")
@@ -59,8 +58,8 @@ def test_whoever_has_fewest_tokens_goes_on() -> None:
 
 
 def test_a_slice_is_as_long_as_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.bench.slices, "perf_counter", Clock())
-    monkeypatch.setattr(outpace.bench.slices, "SLICE", 3.0)
+    monkeypatch.setattr(slices, "perf_counter", Clock())
+    monkeypatch.setattr(slices, "SLICE", 3.0)
     target = Watched()
     batches = {name: AnswerBatch(target, requests([9]), 1) for name in "ab"}
     order = list[str]()
@@ -79,7 +78,7 @@ def test_time_of_others_turns_counts_for_nobody(monkeypatch: pytest.MonkeyPatch)
             return super().score(*args, **kwargs)
 
     late = [0.0]
-    real = outpace.bench.records.perf_counter
+    real = records.perf_counter
     for module in ("outpace.bench.records", "outpace.engine.decoder", "outpace.engine.round"):
         monkeypatch.setattr(f"{module}.perf_counter", lambda: real() + late[0])
     found = in_slices(
@@ -139,4 +138,4 @@ def test_batches_run_whole_where_their_memory_could_be_too_much(reason: str, mon
 
 def test_no_batches_give_no_answers() -> None:
     assert in_slices({}) == {}
-    assert math.isfinite(outpace.bench.slices.SLICE)
+    assert math.isfinite(slices.SLICE)

@@ -68,8 +68,26 @@ def test_prompts_that_drafts_read_first_are_a_part_of_what_drafting_takes() -> N
         got = 1.3 if payoff.drafts else 1.0
         payoff.saw(got, took, reading)
         seconds, tokens = seconds + took, tokens + got
-    assert not payoff.drafts
+    assert not payoff.better
     assert seconds / tokens < 1.03
+
+
+@pytest.mark.parametrize("gain", [0.9, 1.1, 1.3])
+def test_a_machine_that_changes_its_speed_does_not_decide(gain: float) -> None:
+    """It is half as fast again for some 40 rounds, then for as long not, on and on: as beside other users."""
+    right = rounds = 0
+    for seed in range(40):
+        payoff, chance = Payoff(), random.Random(seed)
+        slow, left = 1.0, 0.0
+        for _ in range(1000):
+            if left <= 0.0:
+                slow, left = 2.5 - slow, chance.expovariate(1 / 40)
+            left -= 1.0
+            took = slow * (1.0 + 0.1 * (chance.random() - 0.5))
+            right += payoff.drafts == (gain > 1.0)
+            rounds += 1
+            payoff.saw(1.3 if payoff.drafts else 1.0, took * (1.3 / gain if payoff.drafts else 1.0))
+    assert right > 0.85 * rounds, right / rounds
 
 
 @pytest.mark.parametrize(("answer", "gains"), [(60, True), (6, False)])
@@ -78,8 +96,10 @@ def test_what_a_trial_reads_counts_as_often_as_requests_join(answer: int, gains:
 
     After a rest a trial reads four in sixteen rounds. Where answers are long, drafting always would read fewer.
     """
-    payoff = Payoff()
-    payoff.better = payoff.drafts = False
+    larger = Payoff()
+    larger.better = False
+    payoff = Payoff(like=larger)
+    assert not payoff.drafts
     read = [False] * 4
     drafted = 0
     for number in range(12_000):

@@ -147,7 +147,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         title="MB",
         cell=lambda row: number(row["peak_memory_mb"], 0),
         definition="The process's largest resident memory while the method ran; models of all methods are loaded "
-        "together.",
+        "together, and in main memory the keys and values of all their batches are held.",
     ),
     Column(key="error", measure=lambda one: one.of.error),
     _metric("constraint_weighting"),

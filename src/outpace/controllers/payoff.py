@@ -3,18 +3,24 @@
 Costs that are known beforehand do not hold everything that drafting takes in a batch: looking for drafts takes time in
 rounds that find none, and the requests that find some have longer contexts than the others (LOG.md). A prediction that
 is wrong by a tenth is harmless for one request, which gains a half; for eight it decides between a gain and a loss. So
-batches are measured: rounds with drafts and rounds without, one after the other, and the better goes on until both are
-compared again: the later, the more the other would lose meanwhile.
+batches are measured: rounds with drafts and rounds without by turns, and the better goes on until both are compared
+again: the later, the more the other would lose meanwhile.
+
+The turns of a comparison are short, and each run of drafts stands against the rounds beside it, because a machine with
+other users changes its speed by a fifth within a second: half a second of the one after half a second of the other once
+gave drafts up that gained a third (LOG.md).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import fmean, median
 
-BEGINNING, TRIAL, REFERENCE = 32, 16, 8
-"""Rounds with drafts at first, and when they are tried again; rounds without any that they are compared with."""
+TURNS = 4
+"""Runs of drafts in a comparison, each followed by :data:`REFERENCE` rounds without."""
+BEGINNING, TRIAL, REFERENCE = 8, 4, 2
+"""Rounds of a run: with drafts, at first and when they are compared again, and without."""
 SOON, LATE = 32, 4096
 """Rounds from one comparison to the next, at least and at most."""
 EXPLORING = 0.01
@@ -23,9 +29,9 @@ tried again soon where it is nearly as good."""
 MARGIN = 1.01
 """Rounds with drafts must commit so many times the tokens per second of those without."""
 _KEPT = 64
-"""The last rounds with drafts that a comparison counts; after as many, what was found before weighs half."""
+"""The last rounds with drafts whose tokens a comparison counts; after as many, what was found before weighs half."""
 _TRIALS = 4
-"""Trials in a row, while they go better than all rounds before them."""
+"""Comparisons in a row, while drafts go better in them than in all rounds before."""
 _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
 The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
@@ -42,6 +48,14 @@ class _Drafted:
     unread: float
 
 
+@dataclass(slots=True)
+class _Run:
+    """Seconds of rounds with drafts, the draft's apart, and of those without that follow them."""
+
+    drafted: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+
+
 class Payoff:
     """One drafter's, in batches of about one size.
 
@@ -53,52 +67,91 @@ class Payoff:
         self.better: bool = like is None or like.better
         """Whether drafting went better when it was compared last."""
         self.drafts = self.better
-        self._left, self._trials = BEGINNING, 0
+        self._trials = 0
         self._drafted = deque[_Drafted](maxlen=_KEPT)
         """The rounds with drafts since the last comparison."""
-        self._plain = deque[float](maxlen=REFERENCE)
-        """Seconds of the last rounds without."""
         self._tokens = self._steps = 0.0
         """Of all rounds with drafts, the later ones more; steps of a round without any."""
         self._joined = self._rounds = 0.0
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
-        self._rested = False
-        """Whether the last round had no drafts, so that drafters have not read what the requests hold."""
+        self._unread = 0.0
+        """The share of requests of which drafters have not read the prompt, or a long part."""
+        self._runs = list[_Run]()
+        """Of the comparison under way; empty between two."""
+        self._left = 0
+        """Rounds of this kind that are left: of the run, or until the next comparison."""
+        self._length = BEGINNING
+        if self.better:
+            self._compare_from_now()
+        else:
+            self._go_on(SOON)
 
     def saw(self, tokens: float, seconds: float, drafting: float = 0.0, joined: float = 0.0) -> None:
         """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, of
         which ``drafting`` for its draft. ``joined``: the share of requests whose first round it was."""
         self._joined, self._rounds = self._joined + joined, self._rounds + 1.0
+        self._unread = min(1.0, self._unread + joined)
         if self.drafts:
-            self._drafted.append(_Drafted(tokens, seconds - drafting, drafting, 1.0 if self._rested else joined))
-        else:
-            self._plain.append(seconds)
-        self._rested = not self.drafts
+            self._drafted.append(_Drafted(tokens, seconds - drafting, drafting, self._unread))
+            self._unread = 0.0
+        elif not self._runs:
+            self._unread = 1.0
+        if self._runs:
+            (self._runs[-1].drafted if self.drafts else self._runs[-1].plain).append(seconds - drafting)
         self._left -= 1
         if self._left > 0:
             return
-        if self.drafts is self.better:  # a while of the other, to compare with
-            self.drafts = not self.better
-            self._left = TRIAL if self.drafts else REFERENCE
+        if not self._runs:
+            self._compare_from_now()
+        elif self.drafts:
+            self.drafts, self._left = False, REFERENCE
+        elif len(self._runs) < TURNS:
+            self._begin_run()
         else:
             self._compare()
 
+    def _compare_from_now(self) -> None:
+        self._runs.clear()
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self._runs.append(_Run())
+        self.drafts, self._left = True, self._length
+
+    def _go_on(self, rounds: int) -> None:
+        """With the better one, for so many rounds."""
+        self._runs.clear()
+        self.drafts, self._left, self._length = self.better, rounds, TRIAL
+
     def _compare(self) -> None:
-        step = median(self._plain)
-        usual = median(one.rest for one in self._drafted)
+        usual, step = self._steps_of_rounds()
+        count = len(self._drafted)
         tokens = sum(one.tokens for one in self._drafted)
-        steps = sum(usual if one.rest > _OUTLIER * usual else one.rest for one in self._drafted) / step
-        steps += self._drafting() / step
-        fade = 0.5 ** (len(self._drafted) / _KEPT)
+        steps = count * usual + self._drafting() / step
+        fade = 0.5 ** (count / _KEPT)
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
         better = self._tokens > MARGIN * self._steps
         if not better and not self.better and tokens > MARGIN * steps and self._trials < _TRIALS:
-            self._trials, self._left = self._trials + 1, TRIAL
+            self._trials += 1
+            self._compare_from_now()
             return
-        lost = (self._tokens / self._steps - 1.0) * REFERENCE if better else steps - tokens
+        lost = (self._tokens / self._steps - 1.0) * TURNS * REFERENCE if better else steps - tokens
         self.better, self._trials = better, 0
-        self.drafts, self._left = better, min(LATE, max(SOON, round(lost / EXPLORING)))
+        self._go_on(min(LATE, max(SOON, round(lost / EXPLORING))))
+
+    def _steps_of_rounds(self) -> tuple[float, float]:
+        """How many rounds without drafts one with drafts takes, its draft apart, and the seconds of one without.
+
+        The median of the runs, each beside the rounds before and after it.
+        """
+        most = _OUTLIER * median(took for run in self._runs for took in run.drafted)
+        ratios, before = list[float](), list[float]()
+        for run in self._runs:
+            beside = median(before + run.plain)
+            ratios.append(fmean(min(took, most) for took in run.drafted) / beside)
+            before = run.plain
+        return median(ratios), median(took for run in self._runs for took in run.plain)
 
     def _drafting(self) -> float:
         """Seconds that the drafts would have taken in rounds that always draft.

@@ -158,8 +158,14 @@ class Forward {
             }
             if (tapped) ++tap;
             if (end) break;
+            // Of a prompt's rows nobody reads what the last layer makes of its keys and values.
+            const bool unread = index + 1 == job.stop && !job.logits && tap == job.taps;
+            if (unread && !attends) break;
             if (attends) {
                 pool->barrier(thread);
+                project(thread, *l, index, stage);
+                pool->barrier(thread);
+                if (unread) break;
                 attention(thread, *l, index, stage);
                 pending = &l->norms[OUTPACE_POST1];
                 pool->barrier(thread);
@@ -249,7 +255,8 @@ class Forward {
         to.take(row, row_space.data(), 0, 2 * m.hidden);
     }
 
-    void attention(int thread, const Layer& l, int index, int stage) {
+    // Queries, keys and values of all rows.
+    void project(int thread, const Layer& l, int index, int stage) {
         auto& s = space();
         attention_pass.place_earlier(thread, index);
         for (int slot = 0, base = 0, head = 0, group = 0; slot < 3 && l.qkv[slot].data; ++slot) {
@@ -268,7 +275,10 @@ class Forward {
             head += w.outputs / m.head_size;
             group += (w.tiles + group_tiles - 1) / group_tiles;
         }
-        pool->barrier(thread);
+    }
+
+    void attention(int thread, const Layer& l, int index, int stage) {
+        auto& s = space();
         const bool whole_blocks = m.head_size * (m.heads / m.kv_heads) % BLOCK == 0;
         attention_pass.attend_rows(thread, l, index, stages[stage + 3], s.mixed.data(), whole_blocks ? &s.attended : nullptr);
         pool->barrier(thread);
