@@ -30,8 +30,11 @@ MARGIN = 1.01
 """Rounds with drafts must commit so many times the tokens per second of those without."""
 _KEPT = 64
 """The last rounds with drafts whose tokens a comparison counts; after as many, what was found before weighs half."""
-_TRIALS = 4
-"""Comparisons in a row, while drafts go better in them than in all rounds before."""
+_TRIALS = 3
+"""Comparisons that follow one another at once while drafts nearly pay: drafters learn from their drafts, so that the
+first rounds, and those after a rest, have fewer accepted tokens than later ones."""
+_NEARLY = 0.93
+"""Tokens per second of the rounds of a comparison, in those without drafts, from which drafts nearly pay."""
 _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
 The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
@@ -67,7 +70,8 @@ class Payoff:
         self.better: bool = like is None or like.better
         """Whether drafting went better when it was compared last."""
         self.drafts = self.better
-        self._trials = 0
+        self._trials, self._lost = 0, 0.0
+        """Comparisons in a row, and what all of them have cost: steps of rounds without drafts."""
         self._drafted = deque[_Drafted](maxlen=_KEPT)
         """The rounds with drafts since the last comparison."""
         self._tokens = self._steps = 0.0
@@ -132,13 +136,15 @@ class Payoff:
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
         better = self._tokens > MARGIN * self._steps
-        if not better and not self.better and tokens > MARGIN * steps and self._trials < _TRIALS:
+        self._lost += TURNS * REFERENCE * (self._tokens / self._steps - 1.0) if better else steps - tokens
+        if not better and tokens > _NEARLY * steps and self._trials < _TRIALS:
             self._trials += 1
+            self._length = TRIAL
             self._compare_from_now()
             return
-        lost = (self._tokens / self._steps - 1.0) * TURNS * REFERENCE if better else steps - tokens
-        self.better, self._trials = better, 0
-        self._go_on(min(LATE, max(SOON, round(lost / EXPLORING))))
+        wait = min(LATE, max(SOON, round(self._lost / EXPLORING)))
+        self.better, self._trials, self._lost = better, 0, 0.0
+        self._go_on(wait)
 
     def _steps_of_rounds(self) -> tuple[float, float]:
         """How many rounds without drafts one with drafts takes, its draft apart, and the seconds of one without.
