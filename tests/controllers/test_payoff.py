@@ -46,6 +46,17 @@ def test_a_change_is_noticed() -> None:
     assert drafted > 3300
 
 
+@pytest.mark.parametrize("before", [300, 450, 600])
+def test_drafts_that_pay_no_more_are_given_up_before_the_next_comparison_is_due(before: int) -> None:
+    payoff = Payoff()
+    spent(1.5, before, payoff=payoff)
+    assert payoff.better
+    _, drafted = spent(0.75, 300, payoff=payoff)
+    assert drafted < 100
+    _, drafted = spent(1.5, 2500, payoff=payoff)
+    assert drafted > 800, "and tried again after about as long as they paid"
+
+
 @pytest.mark.parametrize("gain", [0.85, 1.15])
 def test_noise_and_stalls_do_not_decide(gain: float) -> None:
     payoff, chance = Payoff(), random.Random(5)

@@ -35,6 +35,8 @@ _TRIALS = 3
 first rounds, and those after a rest, have fewer accepted tokens than later ones."""
 _NEARLY = 0.93
 """Tokens per second of the rounds of a comparison, in those without drafts, from which drafts nearly pay."""
+_RECENT = 32
+"""Rounds with drafts that tell beforehand that they no longer pay, because other texts have come."""
 _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
 The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
@@ -80,6 +82,15 @@ class Payoff:
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
         self._unread = 0.0
         """The share of requests of which drafters have not read the prompt, or a long part."""
+        self._step = 0.0
+        """Seconds of a round without drafts, when both were compared last."""
+        self._changed = False
+        """Whether what was found before the comparison under way no longer counts."""
+        self._paid = 0
+        """Rounds for which drafts have paid."""
+        self._most = LATE
+        """Rounds until the next comparison at most: texts under which drafts paid for a while may come again, and what
+        has changed after a while is taken to change again after as long."""
         self._runs = list[_Run]()
         """Of the comparison under way; empty between two."""
         self._left = 0
@@ -94,6 +105,7 @@ class Payoff:
         """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, of
         which ``drafting`` for its draft. ``joined``: the share of requests whose first round it was."""
         self._joined, self._rounds = self._joined + joined, self._rounds + 1.0
+        self._paid += self.better
         self._unread = min(1.0, self._unread + joined)
         if self.drafts:
             self._drafted.append(_Drafted(tokens, seconds - drafting, drafting, self._unread))
@@ -103,7 +115,7 @@ class Payoff:
         if self._runs:
             (self._runs[-1].drafted if self.drafts else self._runs[-1].plain).append(seconds - drafting)
         self._left -= 1
-        if self._left > 0:
+        if self._left > 0 and not self._pays_no_more():
             return
         if not self._runs:
             self._compare_from_now()
@@ -113,6 +125,19 @@ class Payoff:
             self._begin_run()
         else:
             self._compare()
+
+    def _pays_no_more(self) -> bool:
+        """Whether drafts go on, and the last ones went worse than the rounds without that they were compared with."""
+        if self._runs or not self.drafts or len(self._drafted) < _RECENT or self._left % (_RECENT // 2):
+            return False
+        last = list(self._drafted)[-_RECENT:]
+        usual = median(one.rest for one in last)
+        seconds = sum(min(one.rest, _OUTLIER * usual) + one.drafting for one in last)
+        if sum(one.tokens for one in last) * self._step >= MARGIN * seconds:
+            return False
+        self._changed = True
+        self._drafted = deque(last, maxlen=_KEPT)
+        return True
 
     def _compare_from_now(self) -> None:
         self._runs.clear()
@@ -129,10 +154,14 @@ class Payoff:
 
     def _compare(self) -> None:
         usual, step = self._steps_of_rounds()
+        self._step = step
         count = len(self._drafted)
         tokens = sum(one.tokens for one in self._drafted)
         steps = count * usual + self._drafting() / step
-        fade = 0.5 ** (count / _KEPT)
+        if self._changed:
+            self._most = max(SOON, 2 * self._paid)
+        fade = 0.0 if self._changed else 0.5 ** (count / _KEPT)
+        self._changed = False
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
         better = self._tokens > MARGIN * self._steps
@@ -142,8 +171,10 @@ class Payoff:
             self._length = TRIAL
             self._compare_from_now()
             return
-        wait = min(LATE, max(SOON, round(self._lost / EXPLORING)))
-        self.better, self._trials, self._lost = better, 0, 0.0
+        wait = min(self._most, max(SOON, round(self._lost / EXPLORING)))
+        if not better:
+            self._paid = 0
+        self.better, self._trials, self._lost, self._most = better, 0, 0.0, LATE
         self._go_on(wait)
 
     def _steps_of_rounds(self) -> tuple[float, float]:
