@@ -1,16 +1,18 @@
 """Batches of several methods in slices of time: the same answers, each with its own time, and one fault costs one."""
 
-import math
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from outpace.bench import records, slices
-from outpace.bench.records import AnswerBatch, answer_together
+from outpace.bench import slices
+from outpace.bench.records import Answer, AnswerBatch, answer_together
 from outpace.bench.slices import in_slices
 from outpace.core.sampling import SamplingParams
+from outpace.engine.populations.beam_options import BeamOptions
+from outpace.targets.costs import FixedCosts
 from support import Releasing
 from test_records import LENGTHS, Watched, requests
 
@@ -26,9 +28,9 @@ class Clock:
         return self.now
 
 
-def turns(target: Any, names: list[str], **given: Any) -> tuple[dict[str, Any], list[str]]:
+def turns(target: Any, names: list[str]) -> tuple[dict[str, Any], list[str]]:
     order = list[str]()
-    batches = {name: AnswerBatch(target, requests(LENGTHS), 2, **given) for name in names}
+    batches = {name: AnswerBatch(target, requests(LENGTHS), 2) for name in names}
     return in_slices(batches, order.append), order
 
 
@@ -78,7 +80,7 @@ def test_time_of_others_turns_counts_for_nobody(monkeypatch: pytest.MonkeyPatch)
             return super().score(*args, **kwargs)
 
     late = [0.0]
-    real = records.perf_counter
+    real = time.perf_counter
     for module in ("outpace.bench.records", "outpace.engine.decoder", "outpace.engine.round"):
         monkeypatch.setattr(f"{module}.perf_counter", lambda: real() + late[0])
     found = in_slices(
@@ -138,4 +140,49 @@ def test_batches_run_whole_where_their_memory_could_be_too_much(reason: str, mon
 
 def test_no_batches_give_no_answers() -> None:
     assert in_slices({}) == {}
-    assert math.isfinite(slices.SLICE)
+
+
+@pytest.mark.usefixtures("one_round_a_slice")
+def test_groups_whose_tokens_are_known_at_their_end_run_whole() -> None:
+    target = Watched()
+    grouped = [replace(one, beams=BeamOptions(2)) for one in requests(LENGTHS)]
+    order = list[str]()
+    found = in_slices(
+        {"beams": AnswerBatch(target, grouped, 2), "plain": AnswerBatch(target, requests(LENGTHS), 2)}, order.append
+    )
+    assert order == ["beams", "plain"]
+    answers = found["beams"]
+    assert not isinstance(answers, Exception)
+    assert all(0 < one.ttft <= one.wall for one in answers)
+    assert not target.held
+
+
+@pytest.mark.usefixtures("one_round_a_slice")
+def test_what_fails_when_answers_are_read_costs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, sound = AnswerBatch(Watched(), requests(LENGTHS), 2), AnswerBatch(Watched(), requests(LENGTHS), 2)
+
+    def answers() -> list[Answer]:
+        raise ValueError("no such state")
+
+    monkeypatch.setattr(bad, "answers", answers)
+    found = in_slices({"bad": bad, "sound": sound})
+    assert isinstance(found["bad"], ValueError)
+    assert not isinstance(found["sound"], Exception)
+
+
+@pytest.mark.usefixtures("one_round_a_slice")
+def test_a_batch_in_whose_turns_costs_were_measured_says_so() -> None:
+    class Measuring(Watched):
+        def score(self, *args: Any, **kwargs: Any) -> Any:
+            measured.measurements += len(self.sizes) == 4
+            return super().score(*args, **kwargs)
+
+    class Counted(FixedCosts):
+        measurements = 0
+
+    measured = Counted()
+
+    batches = {"a": AnswerBatch(Measuring(), requests(LENGTHS), 2), "b": AnswerBatch(Watched(), requests(LENGTHS), 2)}
+    batches["a"].decoder.target.costs = measured
+    in_slices(batches)
+    assert [batches[name].disturbed for name in "ab"] == [True, False]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outpace.controllers.payoff import TRIAL, Payoff
+from outpace.controllers.payoff import BEGINNING, TRIAL, TURNS, Payoff
 
 
 def spent(gain: float, rounds: int, *, noise: float = 0.0, payoff: Payoff | None = None) -> tuple[float, int]:
@@ -28,7 +28,7 @@ def test_drafts_that_lose_are_given_up_and_tried_again_at_little_cost() -> None:
     for gain in (0.97, 0.9, 0.7):
         rate, drafted = spent(gain, 4000)
         assert rate < 1.025  # a hundredth or two for trials, and the beginning
-        assert drafted > 3 * TRIAL
+        assert drafted > TURNS * (BEGINNING + TRIAL)
     assert spent(0.97, 4000)[1] > 2 * spent(0.7, 4000)[1]  # what loses little is tried more often
 
 
@@ -47,27 +47,41 @@ def test_a_change_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("before", [300, 450, 600])
-def test_drafts_that_pay_no_more_are_given_up_before_the_next_comparison_is_due(before: int) -> None:
+def test_drafts_that_bring_fewer_tokens_are_given_up_before_the_next_comparison_is_due(before: int) -> None:
+    def run(tokens: float, rounds: int) -> int:
+        drafted = 0
+        for _ in range(rounds):
+            drafted += payoff.drafts
+            payoff.saw(*((tokens, 1.3) if payoff.drafts else (1.0, 1.0)))
+        return drafted
+
     payoff = Payoff()
-    spent(1.5, before, payoff=payoff)
+    run(1.9, before)
     assert payoff.better
-    _, drafted = spent(0.75, 300, payoff=payoff)
-    assert drafted < 100
-    _, drafted = spent(1.5, 2500, payoff=payoff)
-    assert drafted > 800, "and tried again after about as long as they paid"
+    assert run(1.0, 300) < 130
+    assert run(1.9, 2500) > 800, "and tried again after about as long as they paid"
 
 
+def test_a_machine_that_becomes_slower_is_no_reason_to_compare_again() -> None:
+    payoff = Payoff()
+    spent(1.5, 100, payoff=payoff)
+    for _ in range(200):
+        assert payoff.drafts, "until the comparison that was due"
+        payoff.saw(1.3, 2.0 * 1.3 / 1.5)
+
+
+@pytest.mark.parametrize("stalls", [0.02, 0.1])
 @pytest.mark.parametrize("gain", [0.85, 1.15])
-def test_noise_and_stalls_do_not_decide(gain: float) -> None:
+def test_noise_and_stalls_do_not_decide(gain: float, stalls: float) -> None:
     payoff, chance = Payoff(), random.Random(5)
     better = 0
-    for number in range(3000):
+    for _ in range(3000):
         took = (1.3 / gain if payoff.drafts else 1.0) * (1.0 + 0.2 * (chance.random() - 0.5))
-        if number % 50 == 7:
+        if chance.random() < stalls:
             took *= 20.0
         better += payoff.drafts == (gain > 1.0)
         payoff.saw(1.3 if payoff.drafts else 1.0, took)
-    assert better > 2700
+    assert better > (2700 if stalls < 0.05 else 2400)
 
 
 def test_prompts_that_drafts_read_first_are_a_part_of_what_drafting_takes() -> None:
@@ -94,10 +108,10 @@ def test_a_machine_that_changes_its_speed_does_not_decide(gain: float) -> None:
             if left <= 0.0:
                 slow, left = 2.5 - slow, chance.expovariate(1 / 40)
             left -= 1.0
-            took = slow * (1.0 + 0.1 * (chance.random() - 0.5))
+            took = slow * (1.0 + 0.1 * (chance.random() - 0.5)) * (1.3 / gain if payoff.drafts else 1.0)
             right += payoff.drafts == (gain > 1.0)
             rounds += 1
-            payoff.saw(1.3 if payoff.drafts else 1.0, took * (1.3 / gain if payoff.drafts else 1.0))
+            payoff.saw(1.3 if payoff.drafts else 1.0, took, 0.2 * took if payoff.drafts else 0.0)
     assert right > 0.85 * rounds, right / rounds
 
 

@@ -147,6 +147,36 @@ def test_what_drafts_do_to_rounds_is_read_within_a_request(monkeypatch: pytest.M
     assert after.share < 0.2
 
 
+def test_what_others_do_between_two_rounds_belongs_to_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their turns come after rounds with a draft more often than not, as those of a bench's other methods may."""
+    now = [1.0]
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
+    target = wandering()
+    method = of(target, Foresight(target, lambda at: True))
+    drafter = method.drafter
+    assert isinstance(drafter, auto_drafter.Auto)
+    score, turn = target.score, [0]
+
+    def timed(batch: object, *rest: object, **named: object) -> object:
+        now[0] += 1.0
+        return score(batch, *rest, **named)  # type: ignore[arg-type]
+
+    def decide(known: Yield, copied: float) -> list[float]:
+        turn[0] += 1
+        return [1.0, 0.9, 0.8] if turn[0] % 3 == 0 else []
+
+    monkeypatch.setattr(target, "score", timed)
+    monkeypatch.setattr(Yield, "hoped", decide)
+    decoder = Decoder(target)
+    decoder.submit(Request((1, 2, 3), method, max_new_tokens=200))
+    while decoder.step():
+        if turn[0] % 3 == 0:
+            now[0] += 100.0
+    after = drafter.times.shared(False).after
+    assert len(after._ratios) >= draft_clock._LEAST_PAIRS
+    assert after.share < 0.2
+
+
 def test_a_batch_does_not_ask_for_drafts_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def alone(known: Yield, copied: float) -> list[float]:
         raise AssertionError("a draft would be paid for by all requests of the batch")

@@ -22,6 +22,7 @@ import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
 from outpace.advice.trial import Indices, Trial
+from outpace.controllers.payoff import BEGINNING
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -33,8 +34,6 @@ _INSTANT = 1e-3
 """Autoregressive rounds: answers that end with their first round take no time after it."""
 FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
-_ALWAYS = 24
-"""The first rounds of a batch, which draft in any case, as those of a trial do (:mod:`outpace.controllers.payoff`)."""
 UNTRIED = 0.1
 """Standard deviation of the logarithm of measured over predicted speed-ups of a candidate whose rounds were not tried,
 where no other candidate's were either."""
@@ -245,8 +244,9 @@ def _drafting(
         joining = trial.joining / float(np.median(trial.plain)) * (costs.batch - 1) * played.joins
         spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
         return spent
-    # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
-    early = played.early[: min(len(trial.plain), _ALWAYS)]
+    # What the same first rounds, which draft in any case, took when they were replayed, with the target's forward in
+    # nobody's caches.
+    early = played.early[: min(len(trial.plain), BEGINNING)]
     usual = float(np.mean(early)) / costs.step if len(early) else 0.0
     if usual < FREE:
         return rounds * tried

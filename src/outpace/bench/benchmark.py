@@ -76,7 +76,7 @@ def bench(
     ``grammar``: what all answers must look like, as :func:`outpace.generate` takes it, but for prompts with a grammar
     of their own; ``grammar_limits``: bounds on these. ``command``: what the user typed. ``trace``: a file that
     gets the counts and times of all rounds, for ``outpace simulate``; ``trace_texts``: with prompts and answers.
-    ``on_progress``: called before every answer.
+    ``on_progress``: called before every turn of a prompt or batch, while it is answered, and at the end.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.

@@ -121,7 +121,7 @@ class _Place:
         cut_off = one.finish_reason == "length"
         incomplete = cut_off and one.grammar_complete is False
         ttft = one.metrics.first_token_seconds - self.waited_until_first
-        tokens, wall = tuple(one.tokens), one.metrics.seconds - self.waited
+        tokens, wall = tuple(one.tokens), max(0.0, one.metrics.seconds - self.waited)
         error = None if one.error is None else str(one.error)
         return Answer(
             one.request.prompt, tokens, metrics, ttft, cut_off, one.rounds, one.round_counts, wall, incomplete, error
@@ -133,7 +133,8 @@ class AnswerBatch:
     joined. As a context manager it leaves nothing open in the target.
 
     ``keep_failed``: see :func:`answer_together`. ``tokens``: how many the requests that count have.
-    ``peak_memory_mb``: of the process during its turns, where somebody looks (:mod:`outpace.bench.slices`).
+    ``peak_memory_mb``: of the process during its turns; ``disturbed``: whether costs were measured in one of them; both
+    where somebody looks (:mod:`outpace.bench.slices`).
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class AnswerBatch:
         self.places: list[_Place] = []
         self.joined = self.tokens = 0
         self.peak_memory_mb = 0.0
+        self.disturbed = False
         self._counted: list[_Place] = []
         self._stopped: float | None = None
         """When the last step ended."""

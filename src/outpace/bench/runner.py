@@ -249,15 +249,15 @@ class _Run:
         settings: BenchSettings,
         on_slice: Callable[[MethodRecords], None] = lambda _: None,
     ) -> dict[MethodRecords, tuple[list[Answer], float]]:
-        """:meth:`_answer`, again where costs were measured in the middle of it: that happens once on a machine. Not
+        """:meth:`_answer`, again for those that measured costs in the middle of it: that happens once on a machine. Not
         with a namespace, where the second answer would copy from the first."""
-        costs = self.model.target.costs
+        found, left = dict[MethodRecords, tuple[list[Answer], float]](), list(entries)
         for _ in range(1 if settings.namespace else _ATTEMPTS):
-            before = costs.measurements
-            answers = self._answer(entries, asked, turn, settings, on_slice)
-            if costs.measurements == before:
+            answered, left = self._answer(left, asked, turn, settings, on_slice)
+            found |= answered
+            if not left:
                 break
-        return answers
+        return found
 
     def _answer(
         self,
@@ -266,9 +266,9 @@ class _Run:
         turn: int,
         settings: BenchSettings,
         on_slice: Callable[[MethodRecords], None],
-    ) -> dict[MethodRecords, tuple[list[Answer], float]]:
+    ) -> tuple[dict[MethodRecords, tuple[list[Answer], float]], list[MethodRecords]]:
         """One batch of answers of each method, and its peak memory in MB; none of a method that fails, which ends its
-        part in the bench."""
+        part in the bench. And the methods that measured costs meanwhile."""
         with ExitStack() as opened:
             batches = dict[MethodRecords, AnswerBatch]()
             for entry in entries:
@@ -283,7 +283,7 @@ class _Run:
                     entry.error = said(answers)
                 else:
                     found[entry] = answers, batches[entry].peak_memory_mb
-            return found
+            return found, [entry for entry in found if batches[entry].disturbed]
 
     def _batch(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings

@@ -28,45 +28,44 @@ def in_slices(
 ) -> dict[Key, list[Answer] | Exception]:
     """Step all batches until they have ended: the answers of each, or what ended it. The others go on then.
 
-    In the order given, where tokens are equal. ``on_slice`` is called after every turn, with whose it was. Batches
-    whose K/V is too much for the memory together, or is not in main memory, run one after the other.
+    In the order given, where tokens are equal. ``on_slice`` is called before every turn, with whose it is. Batches run
+    one after the other where their K/V is too much for the memory together, or is not in main memory, and where one
+    decodes groups, whose tokens are known at their end.
     """
     left, ended = dict(batches), dict[Key, list[Answer] | Exception]()
     seconds = SLICE if _fit(batches) else inf
     while left:
         key = min(left, key=lambda one: left[one].tokens)
-        batch = left[key]
-        machine.reset_peak_memory()
+        on_slice(key)
         try:
-            running = _turn(batch, seconds)
+            if not _turn(left[key], seconds):
+                ended[key] = left[key].answers()
         except Exception as error:  # one method's fault must not cost the others their figures
             ended[key] = error
-            del left[key]
-            batch.close()
-        else:
-            batch.peak_memory_mb = max(batch.peak_memory_mb, machine.peak_memory_mb())
-            if not running:
-                ended[key] = batch.answers()
-                del left[key]
-                batch.close()
-        on_slice(key)
+        if key in ended:
+            left.pop(key).close()
     return ended
 
 
 def _turn(batch: AnswerBatch, seconds: float) -> bool:
-    until = perf_counter() + seconds
-    while batch.step():
-        if perf_counter() >= until:
-            return True
-    return False
+    """Steps for so many seconds; whether there are more."""
+    costs = batch.decoder.target.costs
+    machine.reset_peak_memory()
+    measured, until = costs.measurements, perf_counter() + seconds
+    while (running := batch.step()) and perf_counter() < until:
+        pass
+    batch.disturbed |= costs.measurements != measured
+    batch.peak_memory_mb = max(batch.peak_memory_mb, machine.peak_memory_mb())
+    return running
 
 
 def _fit(batches: Mapping[Key, AnswerBatch]) -> bool:
-    """Whether K/V of all batches, as long as their answers may become, leaves most of the main memory free."""
+    """Whether K/V of all batches, as long as their answers may become, leaves most of the main memory free: also for
+    that of draft models."""
     needed = 0
     for batch in batches.values():
         target = batch.decoder.target
-        if target.device.type != "cpu":
+        if target.device.type != "cpu" or any(one.population is not None for one in batch.requests):
             return False
         rows = max((len(one.prompt) + one.max_new_tokens for one in batch.requests), default=0)
         needed += batch.at_once * target.kv_bytes(None, rows)

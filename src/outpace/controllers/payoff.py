@@ -4,7 +4,8 @@ Costs that are known beforehand do not hold everything that drafting takes in a 
 rounds that find none, and the requests that find some have longer contexts than the others (LOG.md). A prediction that
 is wrong by a tenth is harmless for one request, which gains a half; for eight it decides between a gain and a loss. So
 batches are measured: rounds with drafts and rounds without by turns, and the better goes on until both are compared
-again: the later, the more the other would lose meanwhile.
+again: the later, the more the other would lose meanwhile. Where drafts suddenly bring so few tokens that they would no
+longer pay, both are compared sooner.
 
 The turns of a comparison are short, and each run of drafts stands against the rounds beside it, because a machine with
 other users changes its speed by a fifth within a second: half a second of the one after half a second of the other once
@@ -36,7 +37,10 @@ first rounds, and those after a rest, have fewer accepted tokens than later ones
 _NEARLY = 0.93
 """Tokens per second of the rounds of a comparison, in those without drafts, from which drafts nearly pay."""
 _RECENT = 32
-"""Rounds with drafts that tell beforehand that they no longer pay, because other texts have come."""
+"""Rounds with drafts that tell, by how few tokens they have, that other texts have come under which drafts no longer
+pay."""
+_CHANGED = 0.25
+"""What was found before weighs so much then."""
 _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
 The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
@@ -51,6 +55,10 @@ class _Drafted:
     rest: float
     drafting: float
     unread: float
+
+
+def _held_up(seconds: float, usual: float) -> float:
+    return usual if seconds > _OUTLIER * usual else seconds
 
 
 @dataclass(slots=True)
@@ -73,7 +81,7 @@ class Payoff:
         """Whether drafting went better when it was compared last."""
         self.drafts = self.better
         self._trials, self._lost = 0, 0.0
-        """Comparisons in a row, and what all of them have cost: steps of rounds without drafts."""
+        """Comparisons in a row, and what all of them have cost, in rounds without drafts."""
         self._drafted = deque[_Drafted](maxlen=_KEPT)
         """The rounds with drafts since the last comparison."""
         self._tokens = self._steps = 0.0
@@ -82,20 +90,20 @@ class Payoff:
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
         self._unread = 0.0
         """The share of requests of which drafters have not read the prompt, or a long part."""
-        self._step = 0.0
-        """Seconds of a round without drafts, when both were compared last."""
+        self._needed = 0.0
+        """One over the tokens of a round with drafts from which they pay, when both were compared last."""
         self._changed = False
         """Whether what was found before the comparison under way no longer counts."""
         self._paid = 0
         """Rounds for which drafts have paid."""
-        self._most = LATE
+        self._longest_wait = LATE
         """Rounds until the next comparison at most: texts under which drafts paid for a while may come again, and what
         has changed after a while is taken to change again after as long."""
         self._runs = list[_Run]()
         """Of the comparison under way; empty between two."""
-        self._left = 0
+        self._rounds_left = 0
         """Rounds of this kind that are left: of the run, or until the next comparison."""
-        self._length = BEGINNING
+        self._run_length = BEGINNING
         if self.better:
             self._compare_from_now()
         else:
@@ -114,13 +122,13 @@ class Payoff:
             self._unread = 1.0
         if self._runs:
             (self._runs[-1].drafted if self.drafts else self._runs[-1].plain).append(seconds - drafting)
-        self._left -= 1
-        if self._left > 0 and not self._pays_no_more():
+        self._rounds_left -= 1
+        if self._rounds_left > 0 and not self._pays_no_more():
             return
         if not self._runs:
             self._compare_from_now()
         elif self.drafts:
-            self.drafts, self._left = False, REFERENCE
+            self.drafts, self._rounds_left = False, REFERENCE
         elif len(self._runs) < TURNS:
             self._begin_run()
         else:
@@ -128,15 +136,14 @@ class Payoff:
 
     def _pays_no_more(self) -> bool:
         """Whether drafts go on, and the last ones went worse than the rounds without that they were compared with."""
-        if self._runs or not self.drafts or len(self._drafted) < _RECENT or self._left % (_RECENT // 2):
+        if self._runs or not self.drafts or len(self._drafted) < _RECENT or self._rounds_left % (_RECENT // 2):
             return False
-        last = list(self._drafted)[-_RECENT:]
-        usual = median(one.rest for one in last)
-        seconds = sum(min(one.rest, _OUTLIER * usual) + one.drafting for one in last)
-        if sum(one.tokens for one in last) * self._step >= MARGIN * seconds:
+        # Tokens alone: seconds have changed with the machine, the contexts and the number of requests.
+        now = fmean(one.tokens for one in list(self._drafted)[-_RECENT:])
+        if now * self._needed >= 1.0:
             return False
         self._changed = True
-        self._drafted = deque(last, maxlen=_KEPT)
+        self._drafted.clear()  # those that were chosen for being few do not decide
         return True
 
     def _compare_from_now(self) -> None:
@@ -145,22 +152,23 @@ class Payoff:
 
     def _begin_run(self) -> None:
         self._runs.append(_Run())
-        self.drafts, self._left = True, self._length
+        self.drafts, self._rounds_left = True, self._run_length
 
     def _go_on(self, rounds: int) -> None:
         """With the better one, for so many rounds."""
         self._runs.clear()
-        self.drafts, self._left, self._length = self.better, rounds, TRIAL
+        self.drafts, self._rounds_left, self._run_length = self.better, rounds, TRIAL
 
     def _compare(self) -> None:
-        usual, step = self._steps_of_rounds()
-        self._step = step
-        count = len(self._drafted)
-        tokens = sum(one.tokens for one in self._drafted)
-        steps = count * usual + self._drafting() / step
+        count, tokens = len(self._drafted), sum(one.tokens for one in self._drafted)
+        usual = median(one.rest for one in self._drafted)
+        rest = sum(_held_up(one.rest, usual) for one in self._drafted)
+        # The draft beside the rest of its own round, whatever the machine's speed was then.
+        steps = count * self._steps_of_rest() * (1.0 + self._drafting() / rest)
+        self._needed = count / (MARGIN * steps)
         if self._changed:
-            self._most = max(SOON, 2 * self._paid)
-        fade = 0.0 if self._changed else 0.5 ** (count / _KEPT)
+            self._longest_wait = max(SOON, 2 * self._paid)
+        fade = _CHANGED if self._changed else 0.5 ** (count / _KEPT)
         self._changed = False
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
@@ -168,27 +176,24 @@ class Payoff:
         self._lost += TURNS * REFERENCE * (self._tokens / self._steps - 1.0) if better else steps - tokens
         if not better and tokens > _NEARLY * steps and self._trials < _TRIALS:
             self._trials += 1
-            self._length = TRIAL
+            self._run_length = TRIAL
             self._compare_from_now()
             return
-        wait = min(self._most, max(SOON, round(self._lost / EXPLORING)))
+        wait = min(self._longest_wait, max(SOON, round(self._lost / EXPLORING)))
         if not better:
             self._paid = 0
-        self.better, self._trials, self._lost, self._most = better, 0, 0.0, LATE
+        self.better, self._trials, self._lost, self._longest_wait = better, 0, 0.0, LATE
         self._go_on(wait)
 
-    def _steps_of_rounds(self) -> tuple[float, float]:
-        """How many rounds without drafts one with drafts takes, its draft apart, and the seconds of one without.
-
-        The median of the runs, each beside the rounds before and after it.
-        """
-        most = _OUTLIER * median(took for run in self._runs for took in run.drafted)
+    def _steps_of_rest(self) -> float:
+        """How many rounds without drafts one with drafts takes, its draft apart: the median of the runs, each beside
+        the rounds before and after it."""
+        usual = median(took for run in self._runs for took in run.drafted)
         ratios, before = list[float](), list[float]()
         for run in self._runs:
-            beside = median(before + run.plain)
-            ratios.append(fmean(min(took, most) for took in run.drafted) / beside)
+            ratios.append(fmean(_held_up(took, usual) for took in run.drafted) / median(before + run.plain))
             before = run.plain
-        return median(ratios), median(took for run in self._runs for took in run.plain)
+        return median(ratios)
 
     def _drafting(self) -> float:
         """Seconds that the drafts would have taken in rounds that always draft.

@@ -147,8 +147,6 @@ class Auto(MergedTrees[AutoState]):
 
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
         alone = states[0] if len(states) == 1 and states[0].sequence.timed else None
-        if alone is not None and alone.drafted is not None and not alone.sequence.replayed:
-            self._compare(alone, *alone.drafted)
         for state in states:
             state.asked, state.spent, state.drafted = None, 0.0, None
             if alone is None:
@@ -195,7 +193,7 @@ class Auto(MergedTrees[AutoState]):
             state.known.passed(asked=False, read=int(budgets[0].base_tokens) == 1 and state.read > 0)
 
     def _compare(self, state: AutoState, made: float, cost: float, asked: bool) -> None:
-        """The rest of the last round beside that of the round before, where one of the two had a learned draft."""
+        """The rest of this round beside that of the round before, where one of the two had a learned draft."""
         rest, before = (perf_counter() - made) / cost, state.rest
         state.rest = rest, asked
         if before is not None and before[1] is not asked:
@@ -310,6 +308,9 @@ class Auto(MergedTrees[AutoState]):
 
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
+        # Not when the next draft begins: others may have had their rounds until then.
+        if len(states) == 1 and states[0].drafted is not None and not states[0].sequence.replayed:
+            self._compare(states[0], *states[0].drafted)
         if len(self.parts) > 1:
             self._shared(states).saw_round(drafting=self._asked)
             self._asked = False
