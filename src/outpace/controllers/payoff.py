@@ -135,7 +135,7 @@ class Payoff:
             self._compare()
 
     def _pays_no_more(self) -> bool:
-        """Whether drafts go on, and the last ones went worse than the rounds without that they were compared with."""
+        """Whether drafts go on and the last ones brought fewer tokens than they need by the last comparison."""
         if self._runs or not self.drafts or len(self._drafted) < _RECENT or self._rounds_left % (_RECENT // 2):
             return False
         # Tokens alone: seconds have changed with the machine, the contexts and the number of requests.
