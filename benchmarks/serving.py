@@ -9,11 +9,12 @@ Loads: closed loops of ``--users`` (each waits for an answer before the next que
 ``--rates`` (requests per second; latencies begin when a request was due). Conversations: single questions, and 40
 traces of several turns (chat, tools, code edits), whose answers are the server's own.
 
-All servers run at the same time and take turns, a block of requests each, in an order that rotates; how much CPU time
-the idle ones took is reported. One server of ours answers for all ``--methods``: a request names its own. Prompts are
-kept apart in the servers' prefix caches, so that only the turns of one conversation share a beginning. Decoding is
-greedy. ITL is the time between two chunks with text, each of which may bring several tokens; TPOT is the time per
-output token, by the server's own ``usage``. Goodput counts the answers with TTFT and TPOT within ``--goodput``.
+Blocks of requests are sent to all servers at once, which take turns: one runs for a fifth of a second while the others
+are stopped, and all times are those of the server's own clock, which stands still meanwhile. Each of ``--methods`` has
+a server of ours. Prompts are kept apart in the servers' prefix caches, so that only the turns of one conversation share
+a beginning. Decoding is greedy. ITL is the time between two chunks with text, each of which may bring several tokens;
+TPOT is the time per output token, by the server's own ``usage``. Goodput counts the answers with TTFT and TPOT within
+``--goodput``.
 
 The JSON object is rewritten after each block. Ctrl-C, SIGTERM and ``--max-minutes`` keep what was measured. Exit code
 2: bad input.
@@ -168,8 +169,6 @@ def _notes(results: Results) -> None:
     print()
     for name, why in results.about["notes"].items():
         print(f"{name}: {why}")
-    for name, shares in results.idle.items():
-        print(f"{name}: took at most {max(shares):.1%} of a core while it was idle")
     others = results.contention.share
     if others is not None and others >= NOTED:
         print(f"other programs took {others:.0%} of the CPU time: compare the ratios, not the rates")

@@ -20,7 +20,7 @@ _READ = 65536
 
 @dataclass(slots=True)
 class Reply:
-    """One answer. Times are those of ``perf_counter``.
+    """One answer. Times are those of the client's clock.
 
     ``scheduled``: when the request was due, which is when its latencies begin; ``sent``: when it was sent.
     ``arrivals``: when each chunk that brought text arrived. A server that speculates puts several tokens into a chunk.
@@ -78,20 +78,20 @@ class Client:
     def __init__(self, url: str, timeout: float = 600.0, clock: Callable[[], float] = perf_counter) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port
-        self._timeout, self._clock = timeout, clock
+        self._timeout, self.clock = timeout, clock
         self._idle: list[http.client.HTTPConnection] = []
 
     def ask(self, body: dict[str, Any], scheduled: float | None = None) -> Reply:
         """Stream one answer. ``scheduled``: when it was due; None: now. An error is noted in the reply."""
-        sent = self._clock()
+        sent = self.clock()
         reply = Reply(sent if scheduled is None else scheduled, sent)
         parts: list[tuple[float, bytes]] = []
         connection = None
         try:
             connection, answer = self._sent(json.dumps(body).encode())
             while part := answer.read1(_READ):
-                parts.append((self._clock(), part))
-            reply.ended = self._clock()
+                parts.append((self.clock(), part))
+            reply.ended = self.clock()
             if answer.status == 200:
                 _read(reply, parts)
             else:
@@ -100,7 +100,7 @@ class Client:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if connection is not None:
                 connection.close()
-            reply.ended = self._clock()
+            reply.ended = self.clock()
             reply.error = f"{type(error).__name__}: {error}"
         return reply
 

@@ -75,7 +75,7 @@ def cell(blocks: Seq[Block], bounds: Bounds, cores: int) -> dict[str, Any]:
             "requests_share": _share(sum(one.drafted > 0 for one in good), len(good)),
             "mean_acceptance_length": _share(sum(one.tokens for one in good), rounds),
         },
-        "client_cpu_share": sum(block.client_cpu for block in blocks) / (sum(whole) * cores),
+        "client_cpu_share": _share(sum(block.client_cpu for block in blocks), sum(whole) * cores),
     }
 
 

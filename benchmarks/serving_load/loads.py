@@ -18,6 +18,9 @@ from typing import Any, Protocol
 from serving_load.client import Reply, Rounds
 from serving_load.conversations import Conversation
 
+_SOON = 0.002
+"""Seconds after which a clock that may stand still is looked at again."""
+
 Body = Callable[[list[dict[str, str]], str], dict[str, Any]]
 """From the messages so far and a name for this run of the conversation to a request's body."""
 
@@ -42,7 +45,7 @@ class Block:
     """Seconds to the last answer."""
     replies: list[Reply] = field(default_factory=list)
     client_cpu: float = 0.0
-    """CPU seconds of this process."""
+    """CPU seconds of the threads that asked."""
     rounds: Rounds | None = None
     """Rounds that the server has counted meanwhile; None: it counts none."""
 
@@ -57,10 +60,17 @@ class Block:
         return self.ended - self.began
 
 
-def closed(client: Asks, conversations: Seq[Conversation], body: Body, users: int, name: str) -> Block:
-    """``users`` threads play the conversations, each the next that nobody has begun."""
+def closed(
+    client: Asks,
+    conversations: Seq[Conversation],
+    body: Body,
+    users: int,
+    name: str,
+    clock: Callable[[], float] = perf_counter,
+) -> Block:
+    """``users`` threads play the conversations, each the next that nobody has begun. ``clock``: the client's."""
     left = deque(enumerate(conversations))
-    began, cpu = perf_counter(), time.process_time()
+    began = clock()
     replies: list[Reply] = []
     idle: list[float] = []
 
@@ -69,12 +79,12 @@ def closed(client: Asks, conversations: Seq[Conversation], body: Body, users: in
             try:
                 number, one = left.popleft()
             except IndexError:
-                idle.append(perf_counter())
+                idle.append(clock())
                 return
             replies.extend(play(client, one, body, f"{name}/{number}"))
 
-    _wait([_started(user) for _ in range(users)])
-    return Block(began, min(idle), perf_counter() - began, replies, time.process_time() - cpu)
+    cpu = _together([user] * users)
+    return Block(began, min(idle), clock() - began, replies, cpu)
 
 
 def arrival_times(rate: float, count: int, seed: int) -> list[float]:
@@ -87,22 +97,32 @@ def arrival_times(rate: float, count: int, seed: int) -> list[float]:
     return found
 
 
-def open_loop(client: Asks, conversations: Seq[Conversation], body: Body, times: Seq[float], name: str) -> Block:
-    """Begin each conversation at its time, whatever has been answered. Later turns are due when the one before ends."""
-    began, cpu = perf_counter(), time.process_time()
-    replies: list[Reply] = []
-    threads = []
-    for number, (one, at) in enumerate(zip(conversations, times, strict=True)):
-        due = began + at
-        time.sleep(max(0.0, due - perf_counter()))
+def open_loop(
+    client: Asks,
+    conversations: Seq[Conversation],
+    body: Body,
+    times: Seq[float],
+    name: str,
+    clock: Callable[[], float] = perf_counter,
+) -> Block:
+    """Begin each conversation at its time, whatever has been answered. Later turns are due when the one before ends.
 
-        def user(one: Conversation = one, number: int = number, due: float = due) -> None:
+    ``clock``: the client's.
+    """
+    began = clock()
+    replies: list[Reply] = []
+    users = []
+    for number, (one, at) in enumerate(zip(conversations, times, strict=True)):
+
+        def user(one: Conversation = one, number: int = number, due: float = began + at) -> None:
+            while (early := due - clock()) > 0.0:  # a clock that stands still while others have their turn
+                time.sleep(max(early, _SOON))
             replies.extend(play(client, one, body, f"{name}/{number}", due))
 
-        threads.append(_started(user))
-    _wait(threads)
-    ended = perf_counter()
-    return Block(began, ended, ended - began, replies, time.process_time() - cpu)
+        users.append(user)
+    cpu = _together(users)
+    ended = clock()
+    return Block(began, ended, ended - began, replies, cpu)
 
 
 def play(client: Asks, one: Conversation, body: Body, name: str, due: float | None = None) -> list[Reply]:
@@ -120,12 +140,20 @@ def play(client: Asks, one: Conversation, body: Body, name: str, due: float | No
     return found
 
 
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)  # Ctrl-C does not wait for it
-    thread.start()
-    return thread
+def _together(users: Seq[Callable[[], None]]) -> float:
+    """Run each on a thread of its own, to the end; the CPU seconds of all."""
+    spent: list[float] = []
 
+    def timed(work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            spent.append(time.thread_time())
 
-def _wait(threads: Seq[threading.Thread]) -> None:
+    # Daemons: Ctrl-C does not wait for them.
+    threads = [threading.Thread(target=timed, args=(user,), daemon=True) for user in users]
+    for one in threads:
+        one.start()
     for one in threads:
         one.join()
+    return sum(spent)

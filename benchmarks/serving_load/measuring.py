@@ -1,11 +1,12 @@
-"""Blocks of requests in turn on every server, and what was found so far."""
+"""Blocks of requests on all servers, which take turns in slices of time, and what was found so far."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -24,7 +25,10 @@ from serving_load.conversations import Conversation
 from serving_load.figures import Bounds, cell, compared
 from serving_load.loads import Block, Body, arrival_times, closed, open_loop
 from serving_load.servers import Running, Variant
+from serving_load.slices import Slices
 from serving_load.tables import headings, line, ratio_line
+
+RunBlock = Callable[[Client], Block]
 
 _WARM_UP = 2
 """Conversations that each row answers before anything is measured."""
@@ -62,12 +66,13 @@ class Load:
         for begin, end in pairwise(ends):
             yield [self.conversations[at % len(self.conversations)] for at in range(begin, end)]
 
-    def run(self, client: Client, block: Sequence[Conversation], body: Body, name: str, seed: int) -> Block:
+    def run(self, block: Sequence[Conversation], body: Body, name: str, seed: int, client: Client) -> Block:
         """One block on one server."""
         if self.rate is None:
-            return closed(client, block, body, self.users, name)
+            return closed(client, block, body, self.users, name, client.clock)
         turns = sum(len(one.turns) for one in block) / len(block)
-        return open_loop(client, block, body, arrival_times(self.rate / turns, len(block), seed), name)
+        times = arrival_times(self.rate / turns, len(block), seed)
+        return open_loop(client, block, body, times, name, client.clock)
 
 
 @dataclass(slots=True)
@@ -78,7 +83,6 @@ class Results:
     bounds: Bounds
     about: dict[str, Any]
     cells: list[dict[str, Any]] = field(default_factory=list)
-    idle: dict[str, list[float]] = field(default_factory=dict)
     contention: CpuContention = field(default_factory=CpuContention)
 
     def put(self, model: str, load: Load, blocks: dict[str, list[Block]], pairs: Sequence[tuple[str, str]]) -> None:
@@ -104,14 +108,7 @@ class Results:
         """Replace the file by one that holds what was measured so far."""
         if self.path is None:
             return
-        idle = {name: max(shares) for name, shares in self.idle.items() if shares}
-        found = {
-            "complete": complete,
-            **self.about,
-            "cpu_taken_by_others": self.contention.share,
-            "most_cpu_of_idle_server": idle,
-            "cells": self.cells,
-        }
+        found = {"complete": complete, **self.about, "cpu_taken_by_others": self.contention.share, "cells": self.cells}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, json.dumps(plain_figures(found), indent=1).encode())
 
@@ -137,7 +134,8 @@ def measure(
     limit: TimeLimit,
     timeout: float,
 ) -> None:
-    """All loads, block by block; within a block every row in turn. Raises Stopped when the time limit is reached."""
+    """All loads, block by block; all rows answer a block in slices of time (:mod:`serving_load.slices`). Raises Stopped
+    when the time limit is reached."""
     rows = running.variants
     clients = {one.server.name: Client(one.server.url, timeout) for one in rows}
     pairs = pairs_of(rows)
@@ -161,48 +159,61 @@ def measure(
                 for one in rows:
                     limit.check()
                     running.give_turn(one.server)  # the load before left all but one stopped
-                    load.run(clients[one.server.name], planned[0], body(one), f"{load.name} warm-up", 0)
+                    load.run(planned[0], body(one), f"{load.name} warm-up", 0, clients[one.server.name])
                     at.move(at.done + 1)
-            with stage(load.name, total=len(planned) * len(rows), unit="blocks") as at:
+            with stage(load.name, total=len(planned), unit="blocks") as at:
                 for number, said in enumerate(planned):
-                    answered = {}
-                    for one in (*rows[number % len(rows) :], *rows[: number % len(rows)]):
-                        limit.check()
-                        at.move(detail=one.name)
-                        work = partial(
-                            load.run, clients[one.server.name], said, body(one), f"{load.name} {number}", number
-                        )
-                        answered[one.name] = _watched(results, running, one, work)
-                        at.move(at.done + 1)
-                    for name, block in answered.items():
+                    limit.check()
+                    turns = (*rows[number % len(rows) :], *rows[: number % len(rows)])
+                    work = {
+                        one.name: partial(load.run, said, body(one), f"{load.name} {number}", number) for one in turns
+                    }
+                    for name, block in _in_slices(results, running, turns, work, timeout).items():
                         blocks[name].append(block)
                     results.put(model, load, blocks, pairs)
+                    at.move(number + 1)
         finally:
             results.show(model, load)
 
 
-def _watched(results: Results, running: Running, one: Variant, work: Callable[[], Block]) -> Block:
-    """A block, with the server's own count of its rounds; the CPU time of the idle servers and of other programs is
-    noted."""
-    servers = running.servers(running.variants)
-    running.give_turn(one.server)
-    before = {server.name: server.cpu_seconds() for server in servers if server is not one.server}
-    counted = rounds_of(one.server.url)
-    results.contention.begin([server.pid for server in servers])
-    block = work()
+def _in_slices(
+    results: Results, running: Running, rows: Sequence[Variant], work: Mapping[str, RunBlock], timeout: float
+) -> dict[str, Block]:
+    """A block of each row, all at the same time, while their servers take turns. With each server's own count of its
+    rounds; the CPU time of other programs is noted."""
+    running.go_on()
+    counted = {one.name: rounds_of(one.server.url) for one in rows}
+    found, failed = dict[str, Block](), list[BaseException]()
+    results.contention.begin([one.server.pid for one in rows])
+    with Slices([one.server for one in rows]) as slices:
+
+        def answer(one: Variant) -> None:
+            client = Client(one.server.url, timeout * len(rows), slices.clock(one.server))
+            try:
+                found[one.name] = work[one.name](client)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                client.close()
+                slices.ended(one.server)
+
+        threads = [threading.Thread(target=answer, args=(one,), daemon=True) for one in rows]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     results.contention.end()
-    if counted is not None and (now := rounds_of(one.server.url)) is not None:
-        block.rounds = Rounds(now.drafted - counted.drafted, now.all - counted.all)
-    for server in servers:
-        if server.name in before:
-            share = (server.cpu_seconds() - before[server.name]) / block.whole
-            results.idle.setdefault(server.name, []).append(share)
-    return block
+    if failed:
+        raise failed[0]
+    for one in rows:
+        if (before := counted[one.name]) is not None and (now := rounds_of(one.server.url)) is not None:
+            found[one.name].rounds = Rounds(now.drafted - before.drafted, now.all - before.all)
+    return found
 
 
 def pairs_of(rows: Sequence[Variant]) -> list[tuple[str, str]]:
     """What is compared: our first method with the others of its dtype, and each row of ours with the other servers."""
     own = [one for one in rows if "speculation" in one.fields]
-    firsts = {one.server.name: one for one in reversed(own)}
-    pairs = [(firsts[one.server.name].name, one.name) for one in own if one is not firsts[one.server.name]]
+    firsts = {one.kind: one for one in reversed(own)}
+    pairs = [(firsts[one.kind].name, one.name) for one in own if one is not firsts[one.kind]]
     return pairs + [(one.name, other.name) for one in own for other in rows if other not in own]

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import product
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -113,11 +114,12 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row: a server, and what its requests say of speculation."""
+    """One row: a server, and what its requests say of speculation. ``kind``: the number format of a row of ours."""
 
     name: str
     server: Server
     fields: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
 
     def body(self, messages: Seq[Mapping[str, str]], salt: str, common: Mapping[str, Any]) -> dict[str, Any]:
         """A request. ``salt``: a name for this run of the conversation, unlike that of any other run."""
@@ -146,17 +148,17 @@ class Wanted:
 
 
 def ours(wanted: Wanted) -> list[Variant]:
-    """A server for each dtype; each of its methods is a row, chosen by the requests."""
+    """A server for each dtype and method, so that they can take turns within an answer; requests name the method."""
     found = []
-    for dtype in wanted.dtypes:
+    for dtype, method in product(wanted.dtypes, wanted.methods):
         url, port = _free_url()
         command = [sys.executable, "-m", "outpace", "serve", "--model", wanted.model, "--port", port]
         command += ["--dtype", dtype, "--threads", str(wanted.threads), "--max-batch", str(wanted.users)]
         command += ["--max-queue", "4096", *wanted.serve]
         around = environment(wanted.threads, foreign=False, offline=False)
-        server = Server(f"outpace {dtype}", command, around, wanted.model, "shared_prefix", url)
-        rows = [(one, {"speculation": speculation(one)}) for one in wanted.methods]
-        found += [Variant(f"outpace {dtype} {one}", server, fields) for one, fields in rows]
+        name = f"outpace {dtype} {method}"
+        server = Server(name, command, around, wanted.model, "shared_prefix", url)
+        found.append(Variant(name, server, {"speculation": speculation(method)}, dtype))
     return found
 
 
@@ -240,6 +242,11 @@ class Running:
         """Let one server go on, and stop the others."""
         for other in self.servers(self.variants):
             other.pause(paused=other is not server)
+
+    def go_on(self) -> None:
+        """Let all servers go on."""
+        for server in self.servers(self.variants):
+            server.pause(paused=False)
 
     @staticmethod
     def servers(variants: Seq[Variant]) -> list[Server]:

@@ -26,6 +26,7 @@ from serving_load.figures import Bounds, cell, compared, percentiles
 from serving_load.loads import Block, arrival_times, closed, open_loop
 from serving_load.measuring import Load, Results, measure, pairs_of
 from serving_load.servers import Running, Server, Variant, Wanted, check_free, ours, speculation
+from serving_load.slices import Slices
 from serving_support import service
 
 COMMON: dict[str, Any] = {
@@ -76,39 +77,102 @@ def test_a_closed_loop_counts_what_the_server_counts(where: str) -> None:
     assert found["speculation"]["rounds"] == 120
 
 
-def test_a_server_is_never_asked_while_it_is_stopped() -> None:
-    """Servers that do not have their turn are stopped, and a later load begins by warming up every one of them."""
+class Stoppable(Server):
+    """Counts what it did while it was not stopped."""
 
-    class Stoppable(Server):
-        stopped = False
+    stopped = False
+    turns = 0
+    pid = 1
 
-        def pause(self, *, paused: bool) -> None:
-            self.stopped = paused
+    def pause(self, *, paused: bool) -> None:
+        self.turns += self.stopped and not paused
+        self.stopped = paused
 
-        def cpu_seconds(self) -> float:
-            return 0.0
 
-        pid = 1
+def two() -> list[Variant]:
+    return [Variant(name, Stoppable(name, [], {}, "toy", "shared_prefix", "")) for name in ("first", "second")]
 
-    rows = [Variant(name, Stoppable(name, [], {}, "toy", "shared_prefix", "")) for name in ("first", "second")]
-    asked: list[str] = []
+
+def test_servers_warm_up_one_at_a_time_and_answer_a_block_together() -> None:
+    rows = two()
+    alone: list[str] = []
+    together = dict[str, list[float]]()
 
     class Watched(Load):
-        def run(self, client: Any, block: Any, body: Any, name: str, seed: int) -> Block:
+        def run(self, block: Any, body: Any, name: str, seed: int, client: Client) -> Block:
             row = next(one for one in rows if one.name == body([], "")["shared_prefix"].split()[0])
-            assert isinstance(row.server, Stoppable) and not row.server.stopped
-            asked.append(row.name)
+            other = next(one for one in rows if one is not row)
+            assert isinstance(row.server, Stoppable) and isinstance(other.server, Stoppable)
+            if "warm-up" in name:
+                assert not row.server.stopped and other.server.stopped
+                alone.append(row.name)
+            else:
+                began, at = time.perf_counter(), client.clock()
+                time.sleep(0.3)
+                together.setdefault(row.name, []).append((client.clock() - at) / (time.perf_counter() - began))
             return Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1, counted=True)])
 
     running = Running(rows, patience=1)
     running.variants = rows
-    loads = [Watched("questions", SAID, 12, users=users) for users in (1, 2, 1)]
+    loads = [Watched("questions", SAID, 12, users=users) for users in (1, 2)]
     results = Results(None, Bounds(1, 1), {})
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving_load.slices.SLICE", 0.01)
         patch.setattr("serving_load.measuring.closed", lambda *_: Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1)]))
         patch.setattr("serving_load.measuring.rounds_of", lambda _: None)
         measure(results, "toy", loads, running, {}, TimeLimit(None), 1)
-    assert set(asked) == {"first", "second"} and len(results.cells) == 2
+    assert alone == ["first", "second"] * 2
+    assert set(together) == {"first", "second"}
+    assert all(0.3 < share < 0.7 for shares in together.values() for share in shares), "half of the time is its own"
+    assert len(results.cells) == 2
+
+
+def test_one_server_runs_at_a_time_and_its_clock_stands_still_otherwise() -> None:
+    first, second = (one.server for one in two())
+    assert isinstance(first, Stoppable) and isinstance(second, Stoppable)
+    began = time.perf_counter()
+    with Slices([first, second], 0.02) as slices:
+        clocks = [slices.clock(first), slices.clock(second)]
+        for _ in range(100):
+            assert first.stopped or second.stopped
+            time.sleep(0.002)
+        slices.ended(first)
+        time.sleep(0.1)
+        at = clocks[0]()
+        time.sleep(0.1)
+        assert clocks[0]() == at, "it has no more turns"
+        slices.ended(second)
+    elapsed = time.perf_counter() - began
+    assert first.turns >= 3 and second.turns >= 3
+    assert not first.stopped and not second.stopped
+    assert sum(clock() for clock in clocks) == pytest.approx(elapsed, abs=0.1)
+
+
+def test_servers_go_on_when_a_block_fails() -> None:
+    rows = two()
+    running = Running(rows, patience=1)
+    running.variants = rows
+
+    class Broken(Load):
+        def run(self, block: Any, body: Any, name: str, seed: int, client: Client) -> Block:
+            if "warm-up" in name or body([], "")["shared_prefix"].startswith("second"):
+                return Block(0, 1, 1, [])
+            raise ValueError("no such block")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving_load.measuring.closed", lambda *_: Block(0, 1, 1, [Reply(0, 0, 1, [0.5], "text", 1)]))
+        patch.setattr("serving_load.measuring.rounds_of", lambda _: None)
+        with pytest.raises(ValueError, match="no such block"):
+            measure(
+                Results(None, Bounds(1, 1), {}),
+                "toy",
+                [Broken("questions", SAID, 12, users=1)],
+                running,
+                {},
+                TimeLimit(None),
+                1,
+            )
+    assert not any(isinstance(one.server, Stoppable) and one.server.stopped for one in rows)
 
 
 def test_the_second_turn_repeats_the_first_and_its_answer() -> None:
@@ -245,12 +309,15 @@ def test_a_server_that_does_not_start_is_left_out() -> None:
     assert "exit code 1" in running.skipped["broken"]
 
 
-def test_the_rows_of_one_server_differ_in_what_requests_ask() -> None:
-    wanted = Wanted("toy", 1, 4, 512, ["auto", "none"], ["bfloat16"], "", None, "", None, 1, [])
-    auto, none = ours(wanted)
-    assert auto.server is none.server
-    assert none.fields == {"speculation": {"off": True}}
-    assert pairs_of([auto, none]) == [("outpace bfloat16 auto", "outpace bfloat16 none")]
+def test_rows_have_servers_of_their_own_and_are_compared_within_a_number_format() -> None:
+    wanted = Wanted("toy", 1, 4, 512, ["auto", "none"], ["bfloat16", "int4"], "", None, "", None, 1, [])
+    rows = ours(wanted)
+    assert len({one.server.url for one in rows}) == 4
+    assert rows[1].fields == {"speculation": {"off": True}}
+    assert pairs_of(rows) == [
+        ("outpace bfloat16 auto", "outpace bfloat16 none"),
+        ("outpace int4 auto", "outpace int4 none"),
+    ]
 
 
 def test_all_loads_are_measured_and_written(
@@ -283,8 +350,7 @@ def test_all_loads_are_measured_and_written(
         assert all(figures["tokens"] == 96 for figures in each["servers"].values())
         assert [(pair["of"], pair["to"]) for pair in each["ratios"]] == [("ours", "other")]
         drafted = {name: figures["speculation"]["rounds_share"] for name, figures in each["servers"].items()}
-        assert drafted["ours"] == 0
-        assert 0 <= drafted["other"] <= 1
+        assert all(0 <= share <= 1 for share in drafted.values()), "both rows ask the same server here"
     capsys.readouterr()
     assert serving.main(["--markdown", str(told)]) == 0
     said = capsys.readouterr().out.splitlines()
