@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _noted(running: Running) -> list[Server]:
-    return [one for one in running.servers(running.variants) if one.note]
+    return [one.server for one in running.variants if one.server.note]
 
 
 def _notes(results: Results) -> None:

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Protocol
 
 from serving_load.client import Reply, Rounds
@@ -26,7 +25,10 @@ Body = Callable[[list[dict[str, str]], str], dict[str, Any]]
 
 
 class Asks(Protocol):
-    """A client."""
+    """A client. ``clock``: its seconds, which all times are in; it may stand still while its server does."""
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
 
     def ask(self, body: dict[str, Any], scheduled: float | None = None) -> Reply: ...
 
@@ -60,17 +62,10 @@ class Block:
         return self.ended - self.began
 
 
-def closed(
-    client: Asks,
-    conversations: Seq[Conversation],
-    body: Body,
-    users: int,
-    name: str,
-    clock: Callable[[], float] = perf_counter,
-) -> Block:
-    """``users`` threads play the conversations, each the next that nobody has begun. ``clock``: the client's."""
+def closed(client: Asks, conversations: Seq[Conversation], body: Body, users: int, name: str) -> Block:
+    """``users`` threads play the conversations, each the next that nobody has begun."""
     left = deque(enumerate(conversations))
-    began = clock()
+    began = client.clock()
     replies: list[Reply] = []
     idle: list[float] = []
 
@@ -79,12 +74,12 @@ def closed(
             try:
                 number, one = left.popleft()
             except IndexError:
-                idle.append(clock())
+                idle.append(client.clock())
                 return
             replies.extend(play(client, one, body, f"{name}/{number}"))
 
     cpu = _together([user] * users)
-    return Block(began, min(idle), clock() - began, replies, cpu)
+    return Block(began, min(idle), client.clock() - began, replies, cpu)
 
 
 def arrival_times(rate: float, count: int, seed: int) -> list[float]:
@@ -97,31 +92,21 @@ def arrival_times(rate: float, count: int, seed: int) -> list[float]:
     return found
 
 
-def open_loop(
-    client: Asks,
-    conversations: Seq[Conversation],
-    body: Body,
-    times: Seq[float],
-    name: str,
-    clock: Callable[[], float] = perf_counter,
-) -> Block:
-    """Begin each conversation at its time, whatever has been answered. Later turns are due when the one before ends.
-
-    ``clock``: the client's.
-    """
-    began = clock()
+def open_loop(client: Asks, conversations: Seq[Conversation], body: Body, times: Seq[float], name: str) -> Block:
+    """Begin each conversation at its time, whatever has been answered. Later turns are due when the one before ends."""
+    began = client.clock()
     replies: list[Reply] = []
     users = []
     for number, (one, at) in enumerate(zip(conversations, times, strict=True)):
 
         def user(one: Conversation = one, number: int = number, due: float = began + at) -> None:
-            while (early := due - clock()) > 0.0:  # a clock that stands still while others have their turn
+            while (early := due - client.clock()) > 0.0:  # a clock that stands still while others have their turn
                 time.sleep(max(early, _SOON))
             replies.extend(play(client, one, body, f"{name}/{number}", due))
 
         users.append(user)
     cpu = _together(users)
-    ended = clock()
+    ended = client.clock()
     return Block(began, ended, ended - began, replies, cpu)
 
 

@@ -28,8 +28,6 @@ from serving_load.servers import Running, Variant
 from serving_load.slices import Slices
 from serving_load.tables import headings, line, ratio_line
 
-RunBlock = Callable[[Client], Block]
-
 _WARM_UP = 2
 """Conversations that each row answers before anything is measured."""
 _FEWEST = 12
@@ -66,13 +64,12 @@ class Load:
         for begin, end in pairwise(ends):
             yield [self.conversations[at % len(self.conversations)] for at in range(begin, end)]
 
-    def run(self, block: Sequence[Conversation], body: Body, name: str, seed: int, client: Client) -> Block:
+    def run(self, client: Client, block: Sequence[Conversation], body: Body, name: str, seed: int) -> Block:
         """One block on one server."""
         if self.rate is None:
-            return closed(client, block, body, self.users, name, client.clock)
+            return closed(client, block, body, self.users, name)
         turns = sum(len(one.turns) for one in block) / len(block)
-        times = arrival_times(self.rate / turns, len(block), seed)
-        return open_loop(client, block, body, times, name, client.clock)
+        return open_loop(client, block, body, arrival_times(self.rate / turns, len(block), seed), name)
 
 
 @dataclass(slots=True)
@@ -158,18 +155,19 @@ def measure(
             with stage(f"{load.name}, warming up", total=len(rows), unit="servers") as at:
                 for one in rows:
                     limit.check()
-                    running.give_turn(one.server)  # the load before left all but one stopped
-                    load.run(planned[0], body(one), f"{load.name} warm-up", 0, clients[one.server.name])
+                    running.give_turn(one.server)
+                    load.run(clients[one.server.name], planned[0], body(one), f"{load.name} warm-up", 0)
                     at.move(at.done + 1)
             with stage(load.name, total=len(planned), unit="blocks") as at:
                 for number, said in enumerate(planned):
                     limit.check()
                     turns = (*rows[number % len(rows) :], *rows[: number % len(rows)])
+                    name = f"{load.name} {number}"
                     work = {
-                        one.name: partial(load.run, said, body(one), f"{load.name} {number}", number) for one in turns
+                        one.name: partial(load.run, block=said, body=body(one), name=name, seed=number) for one in turns
                     }
-                    for name, block in _in_slices(results, running, turns, work, timeout).items():
-                        blocks[name].append(block)
+                    for row, block in _in_slices(results, running, turns, work, timeout).items():
+                        blocks[row].append(block)
                     results.put(model, load, blocks, pairs)
                     at.move(number + 1)
         finally:
@@ -177,7 +175,11 @@ def measure(
 
 
 def _in_slices(
-    results: Results, running: Running, rows: Sequence[Variant], work: Mapping[str, RunBlock], timeout: float
+    results: Results,
+    running: Running,
+    rows: Sequence[Variant],
+    work: Mapping[str, Callable[[Client], Block]],
+    timeout: float,
 ) -> dict[str, Block]:
     """A block of each row, all at the same time, while their servers take turns. With each server's own count of its
     rounds; the CPU time of other programs is noted."""

@@ -18,8 +18,6 @@ from itertools import product
 from types import TracebackType
 from typing import IO, Any, Self
 
-import psutil  # type: ignore[import-untyped, unused-ignore]
-
 from outpace.bench.peers.worker import environment
 from outpace.cli.options.option_values import key_values
 from outpace.core.errors import BadInput
@@ -48,7 +46,6 @@ class Server:
     salt: str | None
     url: str = ""
     note: str = ""
-    cpu: float = 0.0
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
 
@@ -75,14 +72,6 @@ class Server:
         """Its process id."""
         assert self._process is not None
         return self._process.pid
-
-    def cpu_seconds(self) -> float:
-        """CPU time that it has taken so far, with what it started."""
-        try:
-            one = psutil.Process(self.pid)
-            return float(sum(sum(each.cpu_times()[:2]) for each in (one, *one.children(recursive=True))))
-        except psutil.Error:
-            return 0.0
 
     def pause(self, *, paused: bool) -> None:
         """Stop it while others have their turn, or let it go on: vLLM's processes spin between requests."""
@@ -114,7 +103,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row: a server, and what its requests say of speculation. ``kind``: the number format of a row of ours."""
+    """One row: a server of its own, and what its requests say of speculation. ``kind``: of ours, the number format."""
 
     name: str
     server: Server
@@ -220,7 +209,7 @@ class Running:
 
     def __enter__(self) -> Self:
         try:
-            for server in self.servers(self._wanted):
+            for server in (one.server for one in self._wanted):
                 try:
                     server.start(self._patience)
                 except NotStarted as error:
@@ -235,23 +224,18 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        for server in self.servers(self._wanted):
-            server.stop()
+        for one in self._wanted:
+            one.server.stop()
 
     def give_turn(self, server: Server) -> None:
         """Let one server go on, and stop the others."""
-        for other in self.servers(self.variants):
-            other.pause(paused=other is not server)
+        for one in self.variants:
+            one.server.pause(paused=one.server is not server)
 
     def go_on(self) -> None:
         """Let all servers go on."""
-        for server in self.servers(self.variants):
-            server.pause(paused=False)
-
-    @staticmethod
-    def servers(variants: Seq[Variant]) -> list[Server]:
-        """Each once."""
-        return list({one.server.name: one.server for one in variants}.values())
+        for one in self.variants:
+            one.server.pause(paused=False)
 
 
 def _free_url() -> tuple[str, str]:

@@ -99,7 +99,7 @@ def test_servers_warm_up_one_at_a_time_and_answer_a_block_together() -> None:
     together = dict[str, list[float]]()
 
     class Watched(Load):
-        def run(self, block: Any, body: Any, name: str, seed: int, client: Client) -> Block:
+        def run(self, client: Client, block: Any, body: Any, name: str, seed: int) -> Block:
             row = next(one for one in rows if one.name == body([], "")["shared_prefix"].split()[0])
             other = next(one for one in rows if one is not row)
             assert isinstance(row.server, Stoppable) and isinstance(other.server, Stoppable)
@@ -154,7 +154,7 @@ def test_servers_go_on_when_a_block_fails() -> None:
     running.variants = rows
 
     class Broken(Load):
-        def run(self, block: Any, body: Any, name: str, seed: int, client: Client) -> Block:
+        def run(self, client: Client, block: Any, body: Any, name: str, seed: int) -> Block:
             if "warm-up" in name or body([], "")["shared_prefix"].startswith("second"):
                 return Block(0, 1, 1, [])
             raise ValueError("no such block")
@@ -179,6 +179,8 @@ def test_the_second_turn_repeats_the_first_and_its_answer() -> None:
     bodies: list[Any] = []
 
     class Echo:
+        clock = staticmethod(time.perf_counter)
+
         def ask(self, body: dict[str, Any], scheduled: float | None = None) -> Reply:
             bodies.append(json.loads(json.dumps(body)))
             return Reply(0, 0, text=f"answer {len(bodies)}")
@@ -193,6 +195,8 @@ def test_latencies_of_an_open_load_begin_when_a_request_was_due() -> None:
     turn = threading.Lock()
 
     class Slow:
+        clock = staticmethod(time.perf_counter)
+
         def ask(self, body: dict[str, Any], scheduled: float | None = None) -> Reply:
             assert scheduled is not None
             sent = time.perf_counter()

@@ -90,10 +90,13 @@ def answer_together(
     A request that ends in an error of its own, a grammar's dead end for one, raises it; with ``keep_failed`` the others
     go on, and its answer has the ``error``.
     """
-    with AnswerBatch(target, requests, at_once, keep_failed=keep_failed) as batch:
+    batch = AnswerBatch(target, requests, at_once, keep_failed=keep_failed)
+    try:
         while batch.step():
             pass
         return batch.answers()
+    finally:
+        batch.close()
 
 
 @dataclass(slots=True)
@@ -130,9 +133,9 @@ class _Place:
 
 class AnswerBatch:
     """Requests that are decoded ``at_once`` (None: all), and those that keep their places when the last ones have
-    joined. As a context manager it leaves nothing open in the target.
+    joined. Nothing is open in the target before the first :meth:`step` and after :meth:`close`.
 
-    ``keep_failed``: see :func:`answer_together`. ``tokens``: how many the requests that count have.
+    ``keep_failed``: see :func:`answer_together`.
     ``peak_memory_mb``: of the process during its turns; ``disturbed``: whether costs were measured in one of them; both
     where somebody looks (:mod:`outpace.bench.slices`).
     """
@@ -143,21 +146,21 @@ class AnswerBatch:
         self.decoder = Decoder(target)
         self.requests, self.at_once, self.keep_failed = requests, at_once or len(requests), keep_failed
         self.places: list[_Place] = []
-        self.joined = self.tokens = 0
+        self.joined = 0
         self.peak_memory_mb = 0.0
         self.disturbed = False
         self._counted: list[_Place] = []
         self._stopped: float | None = None
         """When the last step ended."""
 
-    def __enter__(self) -> AnswerBatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @property
+    def tokens(self) -> int:
+        """How many the requests that count have."""
+        return sum(len(place.generation.tokens) for place in self._counted)
 
     @property
     def running(self) -> bool:
+        """Whether a request that counts is left."""
         return len(self._counted) < len(self.requests) or any(place.running for place in self._counted)
 
     def step(self) -> bool:
@@ -175,7 +178,6 @@ class AnswerBatch:
         for place in self.places if not self.keep_failed else ():
             place.generation.raise_error()
         self.places = [place for place in self.places if place.running]
-        self.tokens = sum(len(place.generation.tokens) for place in self._counted)
         self._stopped = perf_counter()
         return self.running
 

@@ -3,8 +3,7 @@
 For each prompt the methods run in slices of a tenth of a second (:mod:`outpace.bench.slices`), in an order that is
 shuffled each time, so that a machine that grows slower or faster during the run favours none of them. A batch size of N
 takes several times N prompts of one category instead of one prompt, and answers N of them at once. Autoregressive
-decoding (method ``none``) always runs.
-What methods learn is kept from prompt to prompt only in a namespace.
+decoding (method ``none``) always runs. What methods learn is kept from prompt to prompt only in a namespace.
 
 Conversations: at temperature 0 a lossless method continues its own earlier answers, which are those of autoregressive
 decoding but for near ties. At temperature > 0, and for lossy methods, later turns continue the answers of
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -269,21 +267,20 @@ class _Run:
     ) -> tuple[dict[MethodRecords, tuple[list[Answer], float]], list[MethodRecords]]:
         """One batch of answers of each method, and its peak memory in MB; none of a method that fails, which ends its
         part in the bench. And the methods that measured costs meanwhile."""
-        with ExitStack() as opened:
-            batches = dict[MethodRecords, AnswerBatch]()
-            for entry in entries:
-                if entry.error is None:
-                    try:
-                        batches[entry] = opened.enter_context(self._batch(entry, asked[entry], turn, settings))
-                    except Exception as error:  # one method's fault must not cost the others their figures
-                        entry.error = said(error)
-            found = dict[MethodRecords, tuple[list[Answer], float]]()
-            for entry, answers in in_slices(batches, on_slice).items():
-                if isinstance(answers, Exception):
-                    entry.error = said(answers)
-                else:
-                    found[entry] = answers, batches[entry].peak_memory_mb
-            return found, [entry for entry in found if batches[entry].disturbed]
+        batches = dict[MethodRecords, AnswerBatch]()
+        for entry in entries:
+            if entry.error is None:
+                try:
+                    batches[entry] = self._batch(entry, asked[entry], turn, settings)
+                except Exception as error:  # one method's fault must not cost the others their figures
+                    entry.error = said(error)
+        found = dict[MethodRecords, tuple[list[Answer], float]]()
+        for entry, answers in in_slices(batches, on_slice).items():
+            if isinstance(answers, Exception):
+                entry.error = said(answers)
+            else:
+                found[entry] = answers, batches[entry].peak_memory_mb
+        return found, [entry for entry in found if batches[entry].disturbed]
 
     def _batch(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings

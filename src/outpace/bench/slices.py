@@ -30,20 +30,24 @@ def in_slices(
 
     In the order given, where tokens are equal. ``on_slice`` is called before every turn, with whose it is. Batches run
     one after the other where their K/V is too much for the memory together, or is not in main memory, and where one
-    decodes groups, whose tokens are known at their end.
+    decodes groups, whose tokens are known at their end. All are closed, also where something else than a batch raises.
     """
     left, ended = dict(batches), dict[Key, list[Answer] | Exception]()
     seconds = SLICE if _fit(batches) else inf
-    while left:
-        key = min(left, key=lambda one: left[one].tokens)
-        on_slice(key)
-        try:
-            if not _turn(left[key], seconds):
-                ended[key] = left[key].answers()
-        except Exception as error:  # one method's fault must not cost the others their figures
-            ended[key] = error
-        if key in ended:
-            left.pop(key).close()
+    try:
+        while left:
+            key = min(left, key=lambda one: left[one].tokens)
+            on_slice(key)
+            try:
+                if not _turn(left[key], seconds):
+                    ended[key] = left[key].answers()
+            except Exception as error:  # one method's fault must not cost the others their figures
+                ended[key] = error
+            if key in ended:
+                left.pop(key).close()
+    finally:
+        for batch in left.values():
+            batch.close()
     return ended
 
 

@@ -57,7 +57,8 @@ class _Drafted:
     unread: float
 
 
-def _held_up(seconds: float, usual: float) -> float:
+def _without_stall(seconds: float, usual: float) -> float:
+    """A round's seconds, or the usual ones where something else held it up."""
     return usual if seconds > _OUTLIER * usual else seconds
 
 
@@ -90,8 +91,8 @@ class Payoff:
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
         self._unread = 0.0
         """The share of requests of which drafters have not read the prompt, or a long part."""
-        self._needed = 0.0
-        """One over the tokens of a round with drafts from which they pay, when both were compared last."""
+        self._least_tokens = 0.0
+        """Of a round with drafts, for them to pay, when both were compared last."""
         self._changed = False
         """Whether what was found before the comparison under way no longer counts."""
         self._paid = 0
@@ -103,7 +104,7 @@ class Payoff:
         """Of the comparison under way; empty between two."""
         self._rounds_left = 0
         """Rounds of this kind that are left: of the run, or until the next comparison."""
-        self._run_length = BEGINNING
+        self._run_length = BEGINNING if self.better else TRIAL
         if self.better:
             self._compare_from_now()
         else:
@@ -139,8 +140,7 @@ class Payoff:
         if self._runs or not self.drafts or len(self._drafted) < _RECENT or self._rounds_left % (_RECENT // 2):
             return False
         # Tokens alone: seconds have changed with the machine, the contexts and the number of requests.
-        now = fmean(one.tokens for one in list(self._drafted)[-_RECENT:])
-        if now * self._needed >= 1.0:
+        if fmean(one.tokens for one in list(self._drafted)[-_RECENT:]) >= self._least_tokens:
             return False
         self._changed = True
         self._drafted.clear()  # those that were chosen for being few do not decide
@@ -157,26 +157,26 @@ class Payoff:
     def _go_on(self, rounds: int) -> None:
         """With the better one, for so many rounds."""
         self._runs.clear()
-        self.drafts, self._rounds_left, self._run_length = self.better, rounds, TRIAL
+        self.drafts, self._rounds_left = self.better, rounds
 
     def _compare(self) -> None:
         count, tokens = len(self._drafted), sum(one.tokens for one in self._drafted)
         usual = median(one.rest for one in self._drafted)
-        rest = sum(_held_up(one.rest, usual) for one in self._drafted)
+        rest = sum(_without_stall(one.rest, usual) for one in self._drafted)
         # The draft beside the rest of its own round, whatever the machine's speed was then.
         steps = count * self._steps_of_rest() * (1.0 + self._drafting() / rest)
-        self._needed = count / (MARGIN * steps)
+        self._least_tokens = MARGIN * steps / count
         if self._changed:
             self._longest_wait = max(SOON, 2 * self._paid)
         fade = _CHANGED if self._changed else 0.5 ** (count / _KEPT)
         self._changed = False
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
+        self._run_length = TRIAL
         better = self._tokens > MARGIN * self._steps
         self._lost += TURNS * REFERENCE * (self._tokens / self._steps - 1.0) if better else steps - tokens
         if not better and tokens > _NEARLY * steps and self._trials < _TRIALS:
             self._trials += 1
-            self._run_length = TRIAL
             self._compare_from_now()
             return
         wait = min(self._longest_wait, max(SOON, round(self._lost / EXPLORING)))
@@ -191,7 +191,7 @@ class Payoff:
         usual = median(took for run in self._runs for took in run.drafted)
         ratios, before = list[float](), list[float]()
         for run in self._runs:
-            ratios.append(fmean(_held_up(took, usual) for took in run.drafted) / median(before + run.plain))
+            ratios.append(fmean(_without_stall(took, usual) for took in run.drafted) / median(before + run.plain))
             before = run.plain
         return median(ratios)
 

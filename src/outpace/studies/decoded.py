@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence as Seq
-from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -90,17 +89,14 @@ def decode(
             order = list(methods)
             random.Random(f"{seed}/{batch}/{first}").shuffle(order)
             now = ids[first : min(first + size, some.stop)]
-            with ExitStack() as opened:
-                batches = {
-                    name: opened.enter_context(
-                        AnswerBatch(model.target, requests(methods[name], first, now, max_new_tokens), batch)
-                    )
-                    for name in order
-                }
-                for name, answers in in_slices(batches, lambda name: at.move(detail=name)).items():
-                    if isinstance(answers, Exception):
-                        raise answers
-                    part[name] += answers
+            batches = {
+                name: AnswerBatch(model.target, requests(methods[name], first, now, max_new_tokens), batch)
+                for name in order
+            }
+            for name, answers in in_slices(batches, lambda name: at.move(detail=name)).items():
+                if isinstance(answers, Exception):
+                    raise answers
+                part[name] += answers
             at.move(sum(len(each[name]) for each in (found.answers, part) for name in methods))
         return part
 
