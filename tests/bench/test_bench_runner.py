@@ -262,6 +262,31 @@ def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_chang
     assert len({tuple(label for label, _ in group) for group in groups}) > 1
 
 
+def test_what_drafts_take_is_measured_for_every_size_of_batch_before_the_first_answer() -> None:
+    model = make()
+    done: list[int | str] = []
+
+    class Measured(Oracle):
+        def measure(self, batch: int) -> None:
+            done.append(batch)
+
+        def begin(self, sequence: Sequence) -> DraftState:
+            done.append("answer")
+            return DraftState(sequence)
+
+    class Fails(Oracle):
+        def measure(self, batch: int) -> None:
+            raise RuntimeError("no memory")
+
+    methods = [
+        Method(drafter.__class__.__name__, drafter, RecursiveRejection(), Fixed(2))
+        for drafter in (Measured(table_of(model)), Fails(table_of(model)))
+    ]
+    found = run(model, methods, PROMPTS, replace(SHORT, batch_size=3))
+    assert done[:4] == [1, 2, 3, "answer"] and not {1, 2, 3} & set(done[3:])
+    assert [row["error"] for row in found["methods"]] == [None, None, "RuntimeError: no memory"]
+
+
 def contexts(
     model: Model, *, rule: AcceptanceRule | None = None, temperature: float = 0.0
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

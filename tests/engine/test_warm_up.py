@@ -6,7 +6,7 @@ from outpace.acceptance.greedy import Greedy
 from outpace.controllers.base import Budget, Controller
 from outpace.core.metrics import RequestMetrics
 from outpace.engine.method import Method
-from outpace.engine.warm_up import warm_up
+from outpace.engine.warm_up import measure_drafts, warm_up
 from outpace.methods.none import NoDraft
 from outpace.targets.table import TableTarget
 
@@ -28,3 +28,6 @@ def test_controller_and_drafter_meet_every_size(most: int, sizes: list[int]) -> 
     warm_up(TableTarget(8, context_length=300), Method("one", Measured(), Greedy(), Asked()), most)
     assert measured == sizes
     assert asked == [(size, context) for size in sizes for context in (16, 256)]
+    measured.clear()
+    measure_drafts(TableTarget(8, context_length=300), Method("one", Measured(), Greedy(), Asked()), most)
+    assert measured == sizes

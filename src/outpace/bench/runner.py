@@ -43,6 +43,7 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
+from outpace.engine.warm_up import measure_drafts
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import batches, unique
@@ -125,7 +126,7 @@ class _Run:
         """Short answers of every method, not counted: first calls compile, allocate and page in.
 
         To a prompt of each range of lengths: costs are measured once for each range of context lengths, which takes
-        longer than an answer.
+        longer than an answer. So is what drafts take for each size of batch.
         """
         tokens = min(self.settings.warmup_tokens, self.settings.max_new_tokens)
         if tokens < 1:
@@ -136,6 +137,10 @@ class _Run:
         ranges = {characters(batch).bit_length(): batch for batch in reversed(first)}
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
+            try:  # a batch shrinks as its answers end, and what drafts for fewer requests take is asked for then
+                measure_drafts(self.model.target, entry.method, self.settings.batch_size)
+            except Exception as error:
+                entry.error = said(error)
             for _, batch in sorted(ranges.items()):
                 self._undisturbed([entry], {entry: {one: context(self.model, one, []) for one in batch}}, 0, short)
 

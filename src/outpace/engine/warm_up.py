@@ -15,10 +15,20 @@ def warm_up(target: Target, method: Method, most: int) -> None:
 
     This takes seconds the first time on a machine; later the times are read from the cache.
     """
-    sizes = [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
     contexts = [size for size in CONTEXTS if size <= target.context_length]
     with stage("measuring costs", brief=True), ROUNDS, target.round():
-        for size in sizes:
+        for size in _sizes(most):
             for context in contexts:
                 method.controller.budget(RequestMetrics(prompt_tokens=context), size)
             method.drafter.measure(size)
+
+
+def measure_drafts(target: Target, method: Method, most: int) -> None:
+    """Measure what the method's drafts take for up to ``most`` requests at once, where it goes by such times."""
+    with ROUNDS, target.round():
+        for size in _sizes(most):
+            method.drafter.measure(size)
+
+
+def _sizes(most: int) -> list[int]:
+    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
