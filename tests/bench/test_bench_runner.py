@@ -267,7 +267,8 @@ def test_what_drafts_take_is_measured_for_every_size_of_batch_before_the_first_a
     done: list[int | str] = []
 
     class Measured(Oracle):
-        def measure(self, batch: int) -> None:
+        def measure(self, batch: int, *, sampled: bool | None = None) -> None:
+            assert sampled is False, "greedy requests alone are measured"
             done.append(batch)
 
         def begin(self, sequence: Sequence) -> DraftState:
@@ -275,7 +276,7 @@ def test_what_drafts_take_is_measured_for_every_size_of_batch_before_the_first_a
             return DraftState(sequence)
 
     class Fails(Oracle):
-        def measure(self, batch: int) -> None:
+        def measure(self, batch: int, *, sampled: bool | None = None) -> None:
             raise RuntimeError("no memory")
 
     methods = [

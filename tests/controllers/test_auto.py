@@ -712,6 +712,23 @@ def test_a_draft_is_rehearsed_once_and_leaves_no_trace() -> None:
     assert 0 < rehearsal <= 16, "one rehearsal of a few rounds, in the first request"
 
 
+@pytest.mark.parametrize(("sampled", "kinds"), [(True, {True}), (False, {False}), (None, {False, True})])
+def test_drafts_of_greedy_and_of_sampled_requests_are_measured_as_they_are_needed(
+    sampled: bool | None, kinds: set[bool]
+) -> None:
+    named: list[str] = []
+
+    class Named(Costs):
+        def once(self, name: str, measure: Callable[[], float]) -> float:
+            named.append(name)
+            return super().once(name, measure)
+
+    target = wandering()
+    target.__dict__["costs"] = Named(cheap)
+    of(target, Foresight(target, always)).drafter.measure(2, sampled=sampled)
+    assert {"sampled" in name for name in named} == kinds and all("for 2 " in name for name in named)
+
+
 # ---------------------------------------------------------------------------------------------------- losslessness
 
 

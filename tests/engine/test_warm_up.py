@@ -15,6 +15,7 @@ from outpace.targets.table import TableTarget
 def test_controller_and_drafter_meet_every_size(most: int, sizes: list[int]) -> None:
     asked: list[tuple[int, int]] = []
     measured: list[int] = []
+    kinds: set[bool | None] = set()
 
     class Asked(Controller):
         def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
@@ -22,12 +23,14 @@ def test_controller_and_drafter_meet_every_size(most: int, sizes: list[int]) -> 
             return Budget(0)
 
     class Measured(NoDraft):
-        def measure(self, batch: int) -> None:
+        def measure(self, batch: int, *, sampled: bool | None = None) -> None:
             measured.append(batch)
+            kinds.add(sampled)
 
     warm_up(TableTarget(8, context_length=300), Method("one", Measured(), Greedy(), Asked()), most)
-    assert measured == sizes
+    assert measured == sizes and kinds == {None}
     assert asked == [(size, context) for size in sizes for context in (16, 256)]
     measured.clear()
-    measure_drafts(TableTarget(8, context_length=300), Method("one", Measured(), Greedy(), Asked()), most)
-    assert measured == sizes
+    kinds.clear()
+    measure_drafts(TableTarget(8), Method("one", Measured(), Greedy(), Asked()), most, sampled=True)
+    assert measured == sizes and kinds == {True}

@@ -138,7 +138,9 @@ class _Run:
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
             try:  # a batch shrinks as its answers end, and what drafts for fewer requests take is asked for then
-                measure_drafts(self.model.target, entry.method, self.settings.batch_size)
+                measure_drafts(
+                    self.model.target, entry.method, self.settings.batch_size, sampled=not self.params.greedy
+                )
             except Exception as error:
                 entry.error = said(error)
             for _, batch in sorted(ranges.items()):

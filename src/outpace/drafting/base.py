@@ -138,8 +138,9 @@ class Drafter(ABC, Generic[S]):
         included; None: this drafter does not predict it."""
         return None
 
-    def measure(self, batch: int) -> None:
-        """Measure now what it would measure when ``batch`` requests first draft together."""
+    def measure(self, batch: int, *, sampled: bool | None = None) -> None:
+        """Measure now what it would measure when ``batch`` requests first draft together: ``sampled`` ones, or greedy
+        ones; None: both."""
 
     def caches(self, state: S) -> tuple[CacheUse, ...]:
         """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""

@@ -109,9 +109,9 @@ class Combined(Drafter[C], ABC):
     def remembers(self) -> bool:
         return super().remembers or any(part.remembers for part in self.parts)
 
-    def measure(self, batch: int) -> None:
+    def measure(self, batch: int, *, sampled: bool | None = None) -> None:
         for part in self.parts:
-            part.measure(batch)
+            part.measure(batch, sampled=sampled)
 
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])

@@ -23,11 +23,12 @@ def warm_up(target: Target, method: Method, most: int) -> None:
             method.drafter.measure(size)
 
 
-def measure_drafts(target: Target, method: Method, most: int) -> None:
-    """Measure what the method's drafts take for up to ``most`` requests at once, where it goes by such times."""
+def measure_drafts(target: Target, method: Method, most: int, *, sampled: bool) -> None:
+    """Measure what the method's drafts take for up to ``most`` requests at once, ``sampled`` or greedy ones, where it
+    goes by such times."""
     with ROUNDS, target.round():
         for size in _sizes(most):
-            method.drafter.measure(size)
+            method.drafter.measure(size, sampled=sampled)
 
 
 def _sizes(most: int) -> list[int]:

@@ -123,10 +123,10 @@ class Auto(MergedTrees[AutoState]):
     def _shared(self, states: Seq[AutoState]) -> Shared:
         return self.times.shared(_sampled(states))
 
-    def measure(self, batch: int) -> None:
-        super().measure(batch)
+    def measure(self, batch: int, *, sampled: bool | None = None) -> None:
+        super().measure(batch, sampled=sampled)
         if len(self.parts) > 1:
-            self.times.measure(batch)
+            self.times.measure(batch, sampled=sampled)
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
         known = self._memory[sequence.timed].open(sequence)

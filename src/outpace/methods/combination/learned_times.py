@@ -124,11 +124,12 @@ class LearnedTimes:
         kind = "sampled sequences" if sampled else "sequences"
         return f"draft of {self._label} {self._name} for {size} {kind}"
 
-    def measure(self, batch: int) -> None:
-        """Rehearse now what would be rehearsed when ``batch`` requests first draft together."""
+    def measure(self, batch: int, *, sampled: bool | None = None) -> None:
+        """Rehearse now what would be rehearsed when ``batch`` requests first draft together: ``sampled`` ones, or greedy
+        ones; None: both."""
         if not self._target.costs.fixed:
-            for sampled in (False, True):
-                self._rehearsed(batch, sampled)
+            for kind in (False, True) if sampled is None else (sampled,):
+                self._rehearsed(batch, kind)
 
     def reading(self, unread: int, timed: Timing) -> float:
         """What the part takes to read ``unread`` tokens of a text; 0 where no clock may be read."""

@@ -121,8 +121,8 @@ class Routed(OneAtATime[RequestRoute]):
             found.setdefault(self._decided(state), []).append(at)
         return found
 
-    def measure(self, batch: int) -> None:
-        super().measure(batch)
+    def measure(self, batch: int, *, sampled: bool | None = None) -> None:
+        super().measure(batch, sampled=sampled)
         for context in CONTEXTS:
             self.routes.odds([1.0] + [0.0] * (len(FEATURES) - 1), batch, context, self.explore)
 
