@@ -125,8 +125,8 @@ class LearnedTimes:
         return f"draft of {self._label} {self._name} for {size} {kind}"
 
     def measure(self, batch: int, *, sampled: bool | None = None) -> None:
-        """Rehearse now what would be rehearsed when ``batch`` requests first draft together: ``sampled`` ones, or greedy
-        ones; None: both."""
+        """Rehearse now what would be rehearsed when ``batch`` requests first draft together: ``sampled`` ones, or
+        greedy ones; None: both."""
         if not self._target.costs.fixed:
             for kind in (False, True) if sampled is None else (sampled,):
                 self._rehearsed(batch, kind)
