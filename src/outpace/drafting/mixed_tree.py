@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
+from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
@@ -24,11 +26,12 @@ from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, dense_distributions
+from outpace.core.token_distribution import OpenRows, TokenDistribution, dense_distributions
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.dynamic_tree import CENTRES, EDGES
+from outpace.targets.branches import Best, Found, Ranking
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +45,8 @@ _COLDEST = 1e-3
 """Lower temperatures make the likeliest token certain all the same."""
 _LEAST = 1e-4
 """Nothing is drawn where the likeliest tokens have all but so much of the drafter's probability."""
+_UNLIKELY = 0.004
+"""Less likely tokens are not among a node's candidates, but for its likeliest."""
 _DEEP, _BESIDE, _HOT = 3, 3, 20
 """Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
 Kind = tuple[int, int, int, int]
@@ -66,44 +71,39 @@ def by_probability(kind: Kind) -> float:
     return min(0.98, known + 0.25 * max(0.0, temperature - 0.4) * (1.0 - centre))
 
 
+@cache
+def _heated(temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingParams:
+    """What rows of the drafter are opened with: temperature and cuts."""
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
 class _Row(NamedTuple):
-    """The likeliest columns of a row with their probabilities, best first, and the row's ``distribution``."""
+    """The likeliest columns of a row with their probabilities, best first. ``distribution``: of all of its columns,
+    where cuts made it necessary to open the row; the others are opened where something is drawn."""
 
     probs: list[float]
     columns: list[int]
-    distribution: TokenDistribution
-
-    def without(self, columns: Seq[int]) -> TokenDistribution:
-        """The distribution of the other columns."""
-        return self.distribution.residual(None, columns)[0] if columns else self.distribution
+    distribution: TokenDistribution | None = None
 
 
 @dataclass(slots=True)
 class _Node:
     """A node that was run. ``columns``: its likeliest tokens, ``kinds``: of these, ``rates``: their calibrated
-    acceptance, ``draws``: that of one draw beside j of them, j from 0, with its kind."""
+    acceptance, ``draws``: that of one draw beside j of them, j from 0, with its kind, ``values``: acceptance of the
+    best 0, 1, ... children."""
 
     columns: list[int]
     kinds: list[Kind]
     rates: list[float]
     draws: list[tuple[Kind, float]]
+    values: list[float]
     drawn: tuple[Kind, int, float] | None = None
     """Kind, token and q of the draw that was made."""
     taken: int = 0
-    values: list[float] = field(default_factory=list)
-    """Acceptance of the best 0, 1, ... children."""
-
-    def __post_init__(self) -> None:
-        known = 0.0
-        self.values = [0.0]
-        for count in range(len(self.rates) + 1):
-            with_draw = known + self.draws[count][1] if count < len(self.draws) else 0.0
-            known += self.rates[count] if count < len(self.rates) else 0.0
-            self.values.append(max(known, with_draw) if count < len(self.rates) else with_draw)
 
     def draws_at(self, count: int) -> bool:
         """Whether one of the best ``count`` children is drawn."""
-        return count - 1 < len(self.draws) and self.values[count] > sum(self.rates[:count])
+        return 0 < count <= len(self.draws) and self.values[count] > sum(self.rates[:count])
 
 
 class MixedTree(CandidateTree):
@@ -130,7 +130,11 @@ class MixedTree(CandidateTree):
         open_rows: OpenRows = dense_distributions,
     ) -> None:
         self._params, self._budget, self._calibration = params, budget, calibration
-        self._heated = replace(params, temperature=max(params.temperature, _COLDEST) / heat)
+        temperature = max(params.temperature, _COLDEST) / heat
+        self._heated = _heated(temperature, params.top_k, params.top_p, params.min_p)
+        cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        self._scale = 1.0 / temperature
+        self.ranking = None if cut else Ranking(budget.topk, self._scale, True)
         self._open_rows = open_rows
         self._ids, self._row, self._chance = ids, row, chance
         self._expand, self._level = expand, level
@@ -143,12 +147,23 @@ class MixedTree(CandidateTree):
         self._expected = budget.base_tokens
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        rows = self._distributions(logits)
-        for node, row in zip(self._running, rows, strict=True):
+        from outpace.targets.top import top_and_totals
+
+        if self.ranking is None:
+            return self._take(self._opened(logits), logits)
+        return self._take(self._ranked(top_and_totals(logits, *self.ranking[:2])), logits)
+
+    def read(self, found: Found, rows: slice) -> list[tuple[int, int]]:
+        assert found.logits is not None
+        logits = found.logits[rows]
+        return self._take(self._opened(logits) if self.ranking is None else self._ranked(found.best[rows]), logits)
+
+    def _take(self, rows: Seq[_Row], logits: Tensor) -> list[tuple[int, int]]:
+        running = self._running
+        for node, row in zip(running, rows, strict=True):
             self._read(node, row)
         self._choose()
-        born = [child for node, row in zip(self._running, rows, strict=True) for child in self._add(node, row)]
-        self._running = self._next(born)
+        self._running = self._next(self._add(rows, logits))
         self._levels += bool(self._running)
         wanted = []
         for node in self._running:
@@ -156,24 +171,27 @@ class MixedTree(CandidateTree):
             self._rows[node] = len(self._rows)
         return wanted
 
-    def _distributions(self, logits: Tensor) -> list[_Row]:
-        """The drafter's distributions after the nodes that ran, at the request's temperature and with its cuts."""
+    def _ranked(self, best: Iterable[Best]) -> list[_Row]:
+        """Probabilities from logits and what normalises them, at the request's temperature."""
+        topk, scale = self._budget.topk, self._scale
+        return [
+            _Row([exp(scale * value - total) for value in values[:topk]], columns[:topk])
+            if math.isfinite(total)
+            else _Row([], [])  # no token can follow
+            for values, columns, total in best
+        ]
+
+    def _opened(self, logits: Tensor) -> list[_Row]:
+        """The same with the request's cuts, for which whole rows must be read."""
         from outpace.targets.top import top
 
         opened = self._open_rows(logits, range(len(logits)), self._heated)
-        best = top(logits, self._budget.topk)
-        return [self._row_of(*one, distribution) for one, distribution in zip(best, opened, strict=True)]
-
-    @staticmethod
-    def _row_of(values: list[float], columns: list[int], distribution: TokenDistribution | None) -> _Row:
-        import torch
-
-        if distribution is None:  # no token can follow
-            return _Row([], [], DenseDistribution(torch.ones(1)))
-        known = zip(values, columns, strict=True)
-        return _Row(
-            [distribution[column] if value > -math.inf else 0.0 for value, column in known], columns, distribution
-        )
+        return [
+            _Row([], [])
+            if one is None
+            else _Row([one[k] if value > -math.inf else 0.0 for value, k in zip(*best, strict=True)], best[1], one)
+            for best, one in zip(top(logits, self._budget.topk), opened, strict=True)
+        ]
 
     def _read(self, node: int, row: _Row) -> None:
         """Candidates after ``node``, and what is expected of them."""
@@ -184,18 +202,26 @@ class MixedTree(CandidateTree):
         above = None if node == ROOT else self._tree.parents[node]
         if self._budget.policy is not None and not self._budget.draws(node, above, depth, RankedRow(probs)):
             return
-        heat = min(_HOT, round(10 * self._params.temperature))
-        kinds, rates, draws, beyond = [], [], [], 1.0
+        rate_of, heat = self._calibration.rate, min(_HOT, round(10 * self._params.temperature))
+        likely, drawn = min(depth, _DEEP), min(depth, _DEEP - 1)
+        kinds, rates, draws, values = [], [], [], [0.0]
+        beyond, known = 1.0, 0.0
         for beside, p in enumerate(probs):
-            bucket = bisect(EDGES, beyond if beside else p)
-            kind = min(depth, _DEEP - 1), bucket, min(beside, _BESIDE), heat
-            draws.append((kind, self._calibration.rate(kind) if beyond > _LEAST else 0.0))
+            if p < _UNLIKELY and beside:
+                break
             bucket = bisect(EDGES, p)
-            kind = min(depth, _DEEP), bucket, KNOWN, heat
+            kind = drawn, bisect(EDGES, beyond) if beside else bucket, min(beside, _BESIDE), heat
+            draw = rate_of(kind) if beyond > _LEAST else 0.0
+            draws.append((kind, draw))
+            values.append(known + draw)  # of the best children, one more than before: with a draw,
+            kind = likely, bucket, KNOWN, heat
             kinds.append(kind)
-            rates.append(min(0.995, p * self._calibration.rate(kind) / CENTRES[bucket]))
+            rate = min(0.995, p * rate_of(kind) / CENTRES[bucket])
+            rates.append(rate)
+            known += rate
+            values[-1] = max(values[-1], known)  # or without
             beyond -= p
-        self._nodes[node] = _Node(columns, kinds, rates, draws)
+        self._nodes[node] = _Node(columns[: len(kinds)], kinds, rates, draws, values)
 
     def _choose(self) -> None:
         """How many children each node of this level gets: the most valuable first, while they are worth their rows."""
@@ -233,23 +259,33 @@ class MixedTree(CandidateTree):
         """Tokens per autoregressive step of the round as it is."""
         return self._expected / (self._budget.relative_costs[count] + self._level * self._levels)
 
-    def _add(self, node: int, row: _Row) -> list[int]:
+    def _add(self, rows: Seq[_Row], logits: Tensor) -> list[int]:
         """Add the children that were decided on; returns their nodes."""
-        one = self._nodes.get(node)
-        if one is None or not one.taken:
-            return []
-        with_draw = one.draws_at(one.taken)
-        known = one.columns[: one.taken - with_draw]
-        before, born = self._before(node), []
-        if with_draw:
-            rest = row.without(known)
-            column = self._chance.categorical(rest)
-            kind, rate = one.draws[len(known)]
-            one.drawn = kind, self._ids[column], rest[column]
-            born.append(self._tree.add(node, self._ids[column], QRow(rest, self._row), before * rate))
-        for column, rate in zip(known, one.rates, strict=False):
-            born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))
+        taken = [(self._nodes[node], node, at) for at, node in enumerate(self._running) if node in self._nodes]
+        drawing = [at for one, _, at in taken if one.draws_at(one.taken)]
+        whole = self._whole(rows, drawing, logits)
+        born = list[int]()
+        for one, node, at in taken:
+            rest = whole.get(at)
+            known = one.columns[: one.taken - (rest is not None)]
+            before = self._before(node)
+            if rest is not None:
+                if known:
+                    rest = rest.residual(None, known)[0]
+                column = self._chance.categorical(rest)
+                kind, rate = one.draws[len(known)]
+                one.drawn = kind, self._ids[column], rest[column]
+                born.append(self._tree.add(node, self._ids[column], QRow(rest, self._row), before * rate))
+            for column, rate in zip(known, one.rates, strict=False):
+                born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))
         return born
+
+    def _whole(self, rows: Seq[_Row], drawing: Seq[int], logits: Tensor) -> dict[int, TokenDistribution]:
+        """The distributions of the rows that something is drawn from."""
+        closed = [at for at in drawing if rows[at].distribution is None]
+        opened = iter(self._open_rows(logits, closed, self._heated) if closed else ())
+        found = {at: rows[at].distribution or next(opened) for at in drawing}
+        return {at: one for at, one in found.items() if one is not None}
 
     def _next(self, born: Seq[int]) -> list[int]:
         """Those of the new nodes to run next, the likeliest first; none where another level is not worth it."""

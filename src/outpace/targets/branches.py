@@ -67,10 +67,12 @@ class Found:
 
 
 class Ranking(NamedTuple):
-    """What a draft reads of a row of logits: the ``topk`` largest, and what normalises them at a temperature."""
+    """What a draft reads of a row of logits: the ``topk`` largest, and what normalises them at a temperature.
+    ``logits``: whether it reads the row itself as well."""
 
     topk: int
     inverse_temperature: float
+    logits: bool = False
 
 
 class KindRates(NamedTuple):
@@ -203,7 +205,7 @@ class Branches(ABC):
                 logits = True
                 temperatures += [1.0] * one.last
             else:
-                topk = max(topk, ranking.topk)
+                topk, logits = max(topk, ranking.topk), logits or ranking.logits
                 temperatures += [ranking.inverse_temperature] * one.last
         return Reading(min(topk, self.columns), temperatures, logits)
 
