@@ -16,6 +16,8 @@ from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import CENTRES
 from outpace.drafting.mixed_tree import KNOWN, MixedTree, by_probability
+from outpace.targets.branches import Found
+from outpace.targets.top import top_and_totals
 
 IDS = list(range(10, 18))
 KINDS = list(product(range(4), range(len(CENTRES)), range(KNOWN, 4), [8]))
@@ -25,8 +27,10 @@ PEAKED = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
 STEEP = Budget(4, 8, 4, relative_costs=(1.0, 1.02, 1.04, 1.06, 2.0, 3.0, 4.0, 5.0, 6.0))
 
 
-def begun(budget: Budget, seed: int = 0, calibration: Calibration | None = None, **settings: float) -> MixedTree:
-    params, chance = SamplingParams(temperature=0.8), SeededChance(seed).at(0, "draft")
+def begun(
+    budget: Budget, seed: int = 0, calibration: Calibration | None = None, *, top_k: int = 0, **settings: float
+) -> MixedTree:
+    params, chance = SamplingParams(temperature=0.8, top_k=top_k), SeededChance(seed).at(0, "draft")
     known = calibration or Calibration(by_probability)
     return MixedTree(params, budget, known, IDS, torch.tensor(IDS), chance, **settings)  # type: ignore[arg-type]
 
@@ -64,6 +68,49 @@ def test_a_draw_comes_from_what_the_likeliest_tokens_leave() -> None:
         right[[IDS.index(token) for token in known]] = 0.0
         torch.testing.assert_close(row.dense(18)[10:], right / right.sum())
         assert row.prob(sampled[0]) > 0.0
+
+
+def _grown(one: MixedTree, logits: Tensor, *, ranked: bool) -> TokenTree:
+    """Drafted from rows that are the same everywhere, by what the head's kernels ranked or from the logits alone."""
+    wanted, rows = [(0, 0)], logits
+    while wanted:
+        rows = logits.expand(len(wanted), -1)
+        if ranked:
+            assert one.ranking is not None and one.ranking.logits
+            best = list(top_and_totals(rows, 6, one.ranking.inverse_temperature))
+            found = Found([([9.9], [0], 9.9), *best], torch.cat((torch.zeros(1, 8), rows)))
+            wanted = one.read(found, slice(1, 1 + len(rows)))
+        else:
+            wanted = one.take(rows)
+    return one.tree()
+
+
+@pytest.mark.parametrize("logits", [FLAT, 2 * FLAT, PEAKED])
+@pytest.mark.parametrize("seed", range(5))
+def test_ranked_rows_whole_rows_and_opened_rows_give_the_same_draft(logits: Tensor, seed: int) -> None:
+    budget = Budget(3, 9, 4)
+    whole = _grown(begun(budget, seed), logits, ranked=False)
+    ranked = _grown(begun(budget, seed), logits, ranked=True)
+    opened = _grown(begun(budget, seed, top_k=8), logits, ranked=False)
+    assert begun(budget, seed, top_k=8).ranking is None, "cuts need the whole row"
+    assert len(whole) == 9 or logits is PEAKED
+    for other in (ranked, opened):
+        assert (other.tokens, other.parents) == (whole.tokens, whole.parents)
+        assert other.path_acceptance_probs == pytest.approx(whole.path_acceptance_probs, rel=1e-5)
+        for one, two in zip(other.q_rows, whole.q_rows, strict=True):
+            torch.testing.assert_close(one.dense(18), two.dense(18))
+
+
+def test_tokens_that_are_cut_are_not_drafted() -> None:
+    for seed in range(10):
+        assert set(_grown(begun(Budget(1, 6, 6), seed, top_k=2), FLAT, ranked=False).tokens) <= {10, 11}
+
+
+def test_where_no_token_can_follow_nothing_is_drafted() -> None:
+    nothing = torch.full((1, 8), -torch.inf)
+    assert len(_grown(begun(Budget(2, 4, 4)), nothing, ranked=True)) == 0
+    assert len(_grown(begun(Budget(2, 4, 4)), nothing, ranked=False)) == 0
+    assert len(_grown(begun(Budget(2, 4, 4), top_k=3), nothing, ranked=False)) == 0
 
 
 @pytest.mark.parametrize("logits", [FLAT, PEAKED])

@@ -17,7 +17,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +71,7 @@ def by_probability(kind: Kind) -> float:
     return min(0.98, known + 0.25 * max(0.0, temperature - 0.4) * (1.0 - centre))
 
 
-@cache
+@lru_cache(256)
 def _heated(temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingParams:
     """What rows of the drafter are opened with: temperature and cuts."""
     return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
