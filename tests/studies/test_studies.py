@@ -19,10 +19,10 @@ from outpace.core.tree import TokenTree
 from outpace.engine.request import RoundTrace
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
-from outpace.simulate.edge_cloud import Configuration, EdgeCloud, Figures, Link, best, pareto
+from outpace.simulate.edge_cloud import Configuration, Device, EdgeCloud, Figures, Link, best, pareto
 from outpace.simulate.hardware import PRESETS
 from outpace.simulate.model_shape import SHAPES
-from outpace.simulate.roofline import Roofline, Work
+from outpace.simulate.roofline import Roofline, RooflineCosts, Work
 from outpace.studies.accdyn import explained, judged
 from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_groups, resampled_within
 from outpace.studies.configspec import candidates
@@ -105,6 +105,9 @@ def test_what_no_study_takes_is_refused(cli: Run) -> None:
     refused(cli("study", "moesd", "--setting", "mixture=qwen2.5-7b"), "dense model")
     refused(cli("study", "moesd", "--json", "/nowhere/out.json"), "there is no folder")
     refused(cli("study", "configspec", "--setting", "device=apple-m1-max"), "no power is stated")
+    refused(cli("study", "configspec", "--setting", "device=measured"), "the power of this machine", "watts=NUMBER")
+    refused(cli("study", "configspec", "--setting", "cloud=measured", "--setting", "tensor_parallel=2"), "alone")
+    refused(cli("study", "configspec", "--setting", "cloud=l5"), "unknown hardware", "'measured' for this machine")
     refused(cli("study", "configspec", "--setting", "drafts=smollm2:int7"), "not 'int7'")
     refused(cli("study", "illusion", "--setting", "methods=plx"), "unknown method 'plx'")
     listed = cli("study")
@@ -183,15 +186,17 @@ def test_edge_and_cloud_by_hand() -> None:
         Roofline(SHAPES["qwen2.5-0.5b"], PRESETS["apple-a17-pro"]),
     )
     link = Link(0.02, 1e6, 2e6)
-    found = EdgeCloud(cloud, link, batch=4, context=100).figures(device, 5, 2.5)
+    phone = Device(device.forward(Work.of_round([1], [100])), 5.0)
+    costs = RooflineCosts(cloud)
+    found = EdgeCloud(costs, link, batch=4, context=100).figures(phone, 5, 2.5)
     draft = 5 * device.forward(Work.of_round([1], [100]))
     verify = cloud.forward(Work.of_round([6] * 4, [100] * 4))
     network = 0.02 + 20 / 1e6 + 8 / 2e6
     assert found.goodput == pytest.approx(3.5 / (draft + verify + network))
     assert found.cost == pytest.approx(6 / 3.5)
     assert found.energy == pytest.approx(5.0 * draft / 3.5)
-    seconds = EdgeCloud(cloud, link, batch=4, context=100, cost="seconds").figures(device, 5, 2.5)
-    assert seconds.cost == pytest.approx(verify / 4 / 3.5)
+    seconds = EdgeCloud(costs, link, batch=4, context=100, cost="seconds", devices=2).figures(phone, 5, 2.5)
+    assert seconds.cost == pytest.approx(2 * verify / 4 / 3.5)
 
 
 def test_draft_models_are_read_from_text() -> None:
@@ -269,11 +274,29 @@ def test_configspec_knows_that_a_model_accepts_all_of_its_own_drafts(context: St
 
 
 @pytest.mark.model
+def test_configspec_takes_the_times_of_this_machine(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = type(context.model.target.costs)
+    monkeypatch.setattr(measured, "seconds", lambda costs, rows, context=0: 0.004 * rows)
+    monkeypatch.setattr(measured, "even", lambda costs, rows, batch=1, context=0: 0.01 + 0.002 * rows)
+    about = replace(context, prompts=context.prompts[:2])
+    wish: dict[str, Any] = {"lengths": [1, 4], "max_new_tokens": 12, "device": "measured", "watts": 20.0}
+    found = ran("configspec", about, drafts=["draft-lm", "smollm2"], cloud="measured", batch=2, round_trip_ms=0, **wish)
+    assert "this machine (times measured, 20 W) before this machine (measured)" in found.result["notes"][0]
+    for row in found.rows:
+        length = row["length"]
+        tokens = (length + 1) / row["cost"]
+        draft, verify, network = 0.004 * length, 0.01 + 0.002 * 2 * (length + 1), (4 * length + 8) / 1.25e6
+        assert row["goodput"] == pytest.approx(tokens / (draft + verify + network))
+        assert row["energy"] == pytest.approx(20.0 * draft / tokens)
+
+
+@pytest.mark.model
 def test_configspec_bills_the_precision_that_was_loaded(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft model that is named without a precision has that of its file."""
 
-    def ratios(context: StudyContext, one: Any, answers: Any) -> Any:
-        return [[0.5] * len(each.tokens) for each in answers], "int4"
+    def ratios(context: StudyContext, one: Any, answers: Any, rows: int | None) -> Any:
+        assert rows is None, "times are those of presets"
+        return [[0.5] * len(each.tokens) for each in answers], "int4", None
 
     monkeypatch.setattr("outpace.studies.configspec._ratios", ratios)
     about = replace(context, prompts=context.prompts[:1])

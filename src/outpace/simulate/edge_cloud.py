@@ -9,7 +9,8 @@ of other users, and the verdict comes back. With A(K) tokens of a draft expected
     energy       watts * draft(K) / (A + 1)                        joules of the device per token, lower is better
 
 ``cost="seconds"`` counts what the cloud's devices work instead of rows: verify(K) / batch / (A + 1) device-seconds.
-Times are those of rooflines; A comes from the caller, who measured it.
+Times come from rooflines or from what was measured (:class:`~outpace.targets.cost_protocol.Costs`); A comes from the
+caller, who measured it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from typing import Literal, NamedTuple
 
 from outpace.controllers.predictor import Predictor
 from outpace.core.errors import BadInput
-from outpace.simulate.draft_times import ModelDrafts
-from outpace.simulate.roofline import Roofline, RooflineCosts
+from outpace.targets.cost_protocol import Costs
 
 TOKEN_BYTES = 4
 """Of a draft token on the network, and of one of the verdict."""
@@ -67,43 +67,52 @@ class Configuration:
     length: int
 
 
+class Device(NamedTuple):
+    """What drafts: ``step``, seconds of a draft token with the context in its K/V; ``watts``, its power meanwhile."""
+
+    step: float
+    watts: float
+
+
 class EdgeCloud:
-    """A pair of device and cloud. ``cloud``: the target's roofline; ``batch``: users whose drafts it verifies together;
-    ``context``: tokens in the K/V."""
+    """A pair of device and cloud. ``cloud``: what the target's forwards take there, on ``devices`` together; ``batch``:
+    users whose drafts it verifies together; ``context``: tokens in the K/V."""
 
     def __init__(
         self,
-        cloud: Roofline,
+        cloud: Costs,
         link: Link | None = None,
         *,
+        devices: int = 1,
         batch: int = 8,
         context: int = 512,
         cost: Literal["rows", "seconds"] = "rows",
     ) -> None:
         if batch < 1:
             raise BadInput(f"the cloud's batch must be at least 1, not {batch}")
-        self.cloud, self.link, self.batch, self.context, self.cost = cloud, link or Link(), batch, context, cost
-        self._costs = RooflineCosts(cloud)
-        self._predictor = Predictor(self._costs)
+        self.cloud, self.link, self.devices = cloud, link or Link(), devices
+        self.batch, self.context, self.cost = batch, context, cost
+        self._predictor = Predictor(cloud)
+        self._verified: dict[int, float] = {}
 
-    def figures(self, device: Roofline, length: int, accepted: float) -> Figures:
-        """Of drafts of ``length`` tokens by the model of ``device``, of which ``accepted`` are expected to be.
-
-        Raises BadInput for a device whose power is not known.
-        """
-        watts = device.hardware.watts
-        if watts is None:
-            raise BadInput(f"no power is stated for {device.hardware.name}, so its energy is not known; name another")
-        step = self._costs.round(self.batch, 0, self.context)
-        verify = step * self._predictor.verification(length, self.batch, self.context)
-        drafting = length * ModelDrafts(device).costs.seconds(1, self.context)
-        tokens = accepted + 1.0
-        rows, seconds = (length + 1) / tokens, verify * self.cloud.parallel.devices / self.batch / tokens
+    def figures(self, device: Device, length: int, accepted: float) -> Figures:
+        """Of drafts of ``length`` tokens by ``device``, of which ``accepted`` are expected to be."""
+        verify, drafting, tokens = self._verify(length), length * device.step, accepted + 1.0
+        rows, seconds = (length + 1) / tokens, verify * self.devices / self.batch / tokens
         return Figures(
             tokens / (drafting + self.link.seconds(length) + verify),
             rows if self.cost == "rows" else seconds,
-            watts * drafting / tokens,
+            device.watts * drafting / tokens,
         )
+
+    def _verify(self, length: int) -> float:
+        """Seconds; remembered, since measured ones are asked for thousands of times."""
+        found = self._verified.get(length)
+        if found is None:
+            step = self.cloud.even(self.batch, self.batch, self.context)
+            found = step * self._predictor.verification(length, self.batch, self.context)
+            self._verified[length] = found
+        return found
 
 
 def pareto(found: Seq[Figures]) -> list[bool]:

@@ -2,8 +2,9 @@
 2026, arXiv 2604.09722).
 
 Acceptance is measured here: each draft model reads the target's answers once, and the accepted length of its chains
-follows for every draft length (:mod:`outpace.engine.teacher_forcing`). Times and energy are those of presets
-(:mod:`outpace.simulate.edge_cloud`). The Pareto front under goodput, cost and energy, and whether their optima agree.
+follows for every draft length (:mod:`outpace.engine.teacher_forcing`). Times are those of presets or, for ``measured``,
+of this machine, and energy is power times time (:mod:`outpace.simulate.edge_cloud`). The Pareto front under goodput,
+cost and energy, and whether their optima agree.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from outpace.core.errors import BadInput
+from outpace.core.names import normalised
 from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.core.validation import StrictModel
@@ -25,15 +27,16 @@ from outpace.engine.known_answers import KnownAnswer, close_answers, known_answe
 from outpace.engine.request import Request
 from outpace.engine.teacher_forcing import chain_rounds, likelihood_ratios
 from outpace.methods.named_weights import DRAFT_LM
-from outpace.simulate.edge_cloud import OBJECTIVES, Configuration, EdgeCloud, Figures, Link, best, pareto
-from outpace.simulate.hardware import find_hardware
+from outpace.simulate.edge_cloud import OBJECTIVES, Configuration, Device, EdgeCloud, Figures, Link, best, pareto
+from outpace.simulate.hardware import MEASURED, find_hardware
 from outpace.simulate.model_shape import ModelShape, find_shape
-from outpace.simulate.roofline import Parallel, Roofline
+from outpace.simulate.roofline import Parallel, Roofline, RooflineCosts
 from outpace.studies.claims import Claim, holds, resampled
 from outpace.studies.decoded import contexts_of
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.targets.base import Target
+from outpace.targets.cost_protocol import Costs
 
 _BITS = {"float32": 16, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
 _RESAMPLES = 200
@@ -49,8 +52,11 @@ class ConfigspecSettings(StrictModel):
         description="draft models as NAME, NAME:DTYPE or NAME:DTYPE=SHAPE; draft-lm is the shipped one",
     )
     shape: str = Field("smollm2", description="shape of the target")
-    device: str = Field("snapdragon-8-gen-3", description="preset of the device that drafts")
-    cloud: str = Field("l4", description="preset of the cloud's devices")
+    device: str = Field(
+        "snapdragon-8-gen-3", description=f"preset of the device that drafts; {MEASURED}: this machine, with watts"
+    )
+    watts: float | None = Field(None, gt=0, description="power of the device while it drafts; None: the preset's")
+    cloud: str = Field("l4", description=f"preset of the cloud's devices; {MEASURED}: this machine verifies")
     tensor_parallel: int = Field(1, ge=1, description="devices of the cloud that share each layer")
     batch: int = Field(8, ge=1, description="users whose drafts the cloud verifies together")
     round_trip_ms: float = Field(30.0, ge=0, description="of the network")
@@ -102,24 +108,22 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     drafts, lengths = candidates(settings.drafts), sorted(set(settings.lengths))
     if lengths[0] < 1:
         raise BadInput("draft lengths must be at least 1")
-    device = find_hardware(settings.device)
-    cloud = Roofline(
-        find_shape(settings.shape), find_hardware(settings.cloud), parallel=Parallel(settings.tensor_parallel)
-    )
     link = Link(round_trip=settings.round_trip_ms / 1e3)
-    pair = EdgeCloud(cloud, link, batch=settings.batch, cost=settings.cost)
-    models = [Roofline(one.shape, device, bits=one.bits) for one in drafts]
-    pair.figures(models[0], lengths[0], 0.0)  # refuses a device without a stated power, before anything is measured
-    rounds, tokens, loaded = _measured(context, settings, drafts, lengths)
-    drafts = distinct([replace(one, bits=bits) for one, bits in zip(drafts, loaded, strict=True)])
-    models = [Roofline(one.shape, device, bits=one.bits) for one in drafts]
+    cloud = _cloud(context, settings)
+    pair = EdgeCloud(cloud, link, devices=settings.tensor_parallel, batch=settings.batch, cost=settings.cost)
+    watts = _watts(settings)
+    rounds, tokens, loaded = _measured(context, settings, drafts, lengths, pair.context)
+    drafts = distinct([replace(one, bits=each.bits) for one, each in zip(drafts, loaded, strict=True)])
+    devices = [_device(settings, one, each, watts, pair.context) for one, each in zip(drafts, loaded, strict=True)]
 
     def figures(weights: NDArray[np.float64]) -> list[tuple[Configuration, Figures]]:
         """Of all configurations, with the prompts weighted."""
         return [
             (
                 Configuration(drafts[at].name, drafts[at].bits, length),
-                pair.figures(models[at], length, float(weights @ tokens[at] / (weights @ rounds[at, :, column])) - 1.0),
+                pair.figures(
+                    devices[at], length, float(weights @ tokens[at] / (weights @ rounds[at, :, column])) - 1.0
+                ),
             )
             for at in range(len(drafts))
             for column, length in enumerate(lengths)
@@ -154,16 +158,64 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     columns |= {"cost": f"cost ({unit})", "energy": "energy (J/token)", "pareto": "Pareto", "best_for": "best for"}
     plot = Plot("Goodput by draft length (predicted)", "draft tokens", "tokens per second of a user", series)
     notes = [
-        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; times and energy predicted "
-        f"for {device.name} before {settings.tensor_parallel} x {settings.cloud}, {settings.batch} users, "
-        f"{settings.round_trip_ms:g} ms of network."
+        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; {_where(settings)}, "
+        f"{settings.batch} users, {settings.round_trip_ms:g} ms of network."
     ]
-    if own := sorted({one.name for one in drafts if one.shape == cloud.shape}):
+    if own := sorted({one.name for one in drafts if one.shape == find_shape(settings.shape)}):
         notes.append(
             f"{', '.join(own)} has the target's own sizes: nearly all of its drafts are accepted, and which draft "
             "model is best says nothing about smaller ones; name these with --setting drafts=NAME:DTYPE=SHAPE,..."
         )
     return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
+
+
+class _Loaded(NamedTuple):
+    """What is known of a draft model that was loaded: its ``bits``, and seconds of a forward with one row on this
+    machine, where the settings ask for that."""
+
+    bits: int
+    step: float | None
+
+
+def _cloud(context: StudyContext, settings: ConfigspecSettings) -> Costs:
+    """What the target's forwards take in the cloud."""
+    if normalised(settings.cloud) != MEASURED:
+        hardware = find_hardware(settings.cloud, measurable=True)
+        parallel = Parallel(settings.tensor_parallel)
+        return RooflineCosts(Roofline(find_shape(settings.shape), hardware, parallel=parallel))
+    if settings.tensor_parallel > 1:
+        raise BadInput("cloud=measured is this machine alone; leave out tensor_parallel, or name a preset")
+    if context.model.target.costs.fixed:
+        raise BadInput("cloud=measured needs measured costs, and this target has nominal ones; name a preset")
+    return context.model.target.costs
+
+
+def _watts(settings: ConfigspecSettings) -> float:
+    """Of the device, before anything is measured. Raises BadInput where no power is known."""
+    if normalised(settings.device) == MEASURED:
+        if settings.watts is None:
+            raise BadInput("device=measured: the power of this machine is not known; give --setting watts=NUMBER")
+        return settings.watts
+    device = find_hardware(settings.device, measurable=True)
+    watts = settings.watts or device.watts
+    if watts is None:
+        raise BadInput(f"no power is stated for {device.name}, so its energy is not known; give watts, or name another")
+    return watts
+
+
+def _device(settings: ConfigspecSettings, one: Candidate, loaded: _Loaded, watts: float, context: int) -> Device:
+    if loaded.step is not None:
+        return Device(loaded.step, watts)
+    roofline = Roofline(one.shape, find_hardware(settings.device), bits=one.bits)
+    return Device(RooflineCosts(roofline).seconds(1, context), watts)
+
+
+def _where(settings: ConfigspecSettings) -> str:
+    """Whose times these are."""
+    drafts, verifies = (normalised(name) == MEASURED for name in (settings.device, settings.cloud))
+    device = "this machine (times measured" if drafts else f"{settings.device} (times predicted"
+    cloud = "this machine (measured)" if verifies else f"{settings.tensor_parallel} x {settings.cloud} (predicted)"
+    return f"drafts on {device}, {_watts(settings):g} W) before {cloud}"
 
 
 def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, Configuration]]) -> list[Claim]:
@@ -198,10 +250,10 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
 
 
 def _measured(
-    context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], list[int]]:
+    context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int], rows: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], list[_Loaded]]:
     """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, tokens (D, P), and
-    the bits (D,) that the models have."""
+    what the models (D,) are; ``rows`` of K/V are behind the forwards that are timed."""
     model = context.model
     params = SamplingParams(temperature=settings.temperature, seed=context.seed)
     plain = model.method("none")
@@ -214,35 +266,42 @@ def _measured(
             raise BadInput("the model ends every answer at once: there is nothing to draft")
         rounds = np.zeros((len(drafts), len(answers), len(lengths)))
         tokens = np.array([[float(len(one.tokens)) for one in answers]] * len(drafts))
-        bits = []
+        loaded = []
+        timed = normalised(settings.device) == MEASURED
         with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
             for number, one in enumerate(drafts):
-                ratios, dtype = _ratios(context, one, answers)
-                bits.append(_BITS.get(dtype, one.bits))
+                ratios, dtype, step = _ratios(context, one, answers, rows if timed else None)
+                loaded.append(_Loaded(_BITS.get(dtype, one.bits), step))
                 for answer, each in enumerate(ratios):
                     for column, length in enumerate(lengths):
                         rounds[number, answer, column] = 1.0 + chain_rounds(each, length).rounds
                 at.move(number + 1)
     finally:
         close_answers(model.target, answers)
-    return rounds, tokens, bits
+    return rounds, tokens, loaded
 
 
-def _ratios(context: StudyContext, one: Candidate, answers: Seq[KnownAnswer]) -> tuple[list[list[float]], str]:
-    """Likelihood ratios of the answers' tokens under a draft model, and the precision that it was loaded in."""
+def _ratios(
+    context: StudyContext, one: Candidate, answers: Seq[KnownAnswer], rows: int | None
+) -> tuple[list[list[float]], str, float | None]:
+    """Likelihood ratios of the answers' tokens under a draft model, the precision that it was loaded in, and seconds of
+    a forward with one row after ``rows`` of K/V; None where these are not asked for."""
     target: Target
     if one.name == DRAFT_LM:
         if one.dtype is not None:
             raise BadInput(f"{DRAFT_LM} runs in the target's own precision; leave out ':{one.dtype}'")
         target = context.model.context(draft_model=DRAFT_LM).draft()
-        return likelihood_ratios(target, answers), target.dtype
-    target = context.load(one.name, one.dtype).target
-    if target.vocab_size != context.model.target.vocab_size:
-        raise BadInput(
-            f"draft model '{one.name}' has {target.vocab_size} tokens and the target "
-            f"{context.model.target.vocab_size}; choose one with the target's vocabulary"
-        )
-    found = likelihood_ratios(target, answers), target.dtype
+    else:
+        target = context.load(one.name, one.dtype).target
+        if target.vocab_size != context.model.target.vocab_size:
+            raise BadInput(
+                f"draft model '{one.name}' has {target.vocab_size} tokens and the target "
+                f"{context.model.target.vocab_size}; choose one with the target's vocabulary"
+            )
+    if rows is not None and target.costs.fixed:
+        raise BadInput(f"device=measured needs measured costs, and draft model '{one.name}' has nominal ones")
+    step = None if rows is None else target.costs.seconds(1, min(rows, target.context_length // 2))
+    found = likelihood_ratios(target, answers), target.dtype, step
     del target
     gc.collect()  # its weights, before the next one is loaded
     return found
