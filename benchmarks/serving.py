@@ -61,7 +61,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", default="bfloat16,int4", help="of outpace, a server each; vLLM has bfloat16")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     parser.add_argument("--prompts", type=Path, help="file of questions; default: the embedded ones")
-    parser.add_argument("--users", default="1,2,4,8,16", help="closed loops; default: %(default)s")
+    parser.add_argument("--users", default="1,2,4,8,16", help="closed loops; 0: none; default: %(default)s")
     parser.add_argument("--rates", default="1,2,4", help="Poisson arrivals of questions a second; 0: none")
     parser.add_argument("--requests", type=int, default=60, help="of each row under each load; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer; default: %(default)s")
@@ -83,12 +83,14 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     options.model, options.methods = _words(options.model, "model"), _words(options.methods, "methods")
     for one in options.methods:
         speculation(one)
-    options.users = [int(one) for one in _numbers(options.users, "users", whole=True)]
+    options.users = [] if options.users == "0" else [int(one) for one in _numbers(options.users, "users", whole=True)]
     options.rates = [] if options.rates == "0" else _numbers(options.rates, "rates")
     bounds = _numbers(options.goodput, "goodput")
     if len(bounds) != 2:
         raise BadInput("--goodput takes two numbers of milliseconds, TTFT,TPOT, such as 1000,100")
     options.goodput = Bounds(*bounds)
+    if not options.users and not options.rates:
+        raise BadInput("--users 0 and --rates 0 leave no load; give one of them")
     for name in ("requests", "tokens", "threads", "context", "max_minutes", "patience", "timeout"):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
