@@ -39,7 +39,7 @@ TRIED = 0.05
 expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
-PATIENT, MOST_QUIET = 4, 3
+PATIENT, MOST_QUIET = 2, 10
 """Where the learned part is not asked although nothing is copied, a round that follows does not decide again, as that
 takes time: one more for each of so many rounds that it has not been asked in, so many at most."""
 COPIED = 0.5
@@ -179,6 +179,8 @@ class Auto(MergedTrees[AutoState]):
         if any(state.quiet is None for state in states):
             steps = self.times.draft_steps(_timing(states, budgets), 1)
         spent = [steps if state.quiet is None else 0.0 for state in states]
+        if len(states) == 1:
+            return [_free_after(budgets[0], spent[0])]
         own = [(id(budget), taken) for budget, taken in zip(budgets, spent, strict=True)]
         within = {key: _free_after(budget, key[1]) for key, budget in dict(zip(own, budgets, strict=True)).items()}
         return [within[key] for key in own]
