@@ -1,6 +1,7 @@
 """Where the time of a learned draft goes, for methods of the EAGLE family.
 
     python benchmarks/draft_time.py questions.jsonl --method eagle3 --limit 8 --categories chat
+    python benchmarks/draft_time.py questions.jsonl --param max_nodes=4 --batch 4 --temperature 0.8 --dtype bfloat16
 
 Timers are put around the drafter's parts; each part's time is its own, without that of the parts inside it. Medians
 over rounds, for a draft is now and then interrupted. Beside them: a round's other time, and a round of autoregressive
@@ -25,6 +26,7 @@ from outpace.api.requests import request
 from outpace.cli.options import settings_by_method
 from outpace.core.metrics import total
 from outpace.drafting.dynamic_tree import DynamicTree
+from outpace.drafting.mixed_tree import MixedTree
 from outpace.engine.decoder import Decoder
 from outpace.heads.committed_rows import CommittedRows
 from outpace.heads.feature_drafter import FeatureDrafter
@@ -42,6 +44,7 @@ PARTS: list[tuple[Any, str, str]] = [
     (NativeBranches, "grow", "Python around the kernels"),
     (DynamicTree, "take_best", "choosing tokens"),
     (DynamicTree, "tree", "choosing tokens"),
+    (MixedTree, "read", "choosing tokens"),
     (FeatureDrafter, "observe_batch", "hidden states of committed tokens"),
 ]
 
@@ -91,13 +94,14 @@ def timed_parts(clock: Clock) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def decoded(model: Model, method: Any, questions: list[str], length: int, batch: int) -> Any:
+def decoded(model: Model, method: Any, questions: list[str], length: int, batch: int, temperature: float) -> Any:
     """Metrics of all questions, ``batch`` at a time."""
+    sampling = {"temperature": temperature, "seed": 0}
     found = []
     for first in range(0, len(questions), batch):
         decoder = Decoder(model.target, model.tokenizer)
         for question in questions[first : first + batch]:
-            asked = request(model, question, method=method, max_new_tokens=length, ignore_eos=batch > 1)
+            asked = request(model, question, method=method, max_new_tokens=length, ignore_eos=batch > 1, **sampling)
             found.append(decoder.submit(asked))
         decoder.run()
     return total([one.metrics for one in found])
@@ -114,24 +118,26 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dtype", help="of the target; default: that of its file")
     parser.add_argument("--least", action="store_true", help="the quickest tenth of the rounds instead of medians")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model = outpace.load(arguments.model)
+    model = outpace.load(arguments.model, dtype=arguments.dtype)
     wanted = {one for one in arguments.categories.split(",") if one}
     prompts = [one for one in load_prompts(arguments.prompts) if not wanted or one.category in wanted]
     questions = [one.turns[0] for one in prompts[: arguments.limit]]
     head = None if arguments.head is None else [arguments.head]
     settings = settings_by_method(arguments.param, {arguments.method: find(arguments.method).setting_names()})
     method = model.method(arguments.method, settings[arguments.method], head=head)
-    batch = arguments.batch
+    batch, length, temperature = arguments.batch, arguments.max_new_tokens, arguments.temperature
     plain, clock = model.method("none"), Clock()
     for bundle in (plain, method):  # the first answers warm up
-        decoded(model, bundle, questions[: 2 * batch], arguments.max_new_tokens, batch)
-    alone = decoded(model, plain, questions, arguments.max_new_tokens, batch).figures()
+        decoded(model, bundle, questions[: 2 * batch], length, batch, temperature)
+    alone = decoded(model, plain, questions, length, batch, temperature).figures()
     with timed_parts(clock):
-        sums = decoded(model, method, questions, arguments.max_new_tokens, batch)
+        sums = decoded(model, method, questions, length, batch, temperature)
     figures, rounds = sums.figures(), clock.rounds
     print(f"{arguments.method}: {figures['mean_acceptance_length']:.2f} tokens a round, {len(rounds)} rounds\n")
     usual = (lambda values: sorted(values)[len(values) // 10]) if arguments.least else statistics.median

@@ -13,6 +13,9 @@ from serving_load.servers import SERVERS, Variant, Wanted, llama_cpp, ours, vllm
 
 _VLLM, _LLAMA = SERVERS[1:]
 
+_OPEN = 16
+"""Requests that servers answer together where there are arrivals alone."""
+
 
 def rows_of(options: argparse.Namespace, model: str) -> tuple[list[Variant], dict[str, str]]:
     """The rows of one model, and the servers that are not installed. Raises BadInput."""
@@ -26,7 +29,7 @@ def rows_of(options: argparse.Namespace, model: str) -> tuple[list[Variant], dic
     wanted = Wanted(
         model,
         options.threads,
-        max(options.users),
+        max(options.users, default=_OPEN),
         options.context,
         options.methods,
         options.dtypes,

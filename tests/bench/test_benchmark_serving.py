@@ -20,6 +20,7 @@ from outpace.core.errors import BadInput
 from outpace.serving.app import build_app
 from outpace.serving.server import open_socket, url
 from serving import arguments
+from serving_load.asked import loads_of, rows_of
 from serving_load.client import Client, Reply, Rounds, rounds_of
 from serving_load.conversations import Conversation, questions, traces
 from serving_load.figures import Bounds, cell, compared, percentiles
@@ -323,6 +324,14 @@ def test_rows_have_servers_of_their_own_and_are_compared_within_a_number_format(
         ("outpace bfloat16 auto", "outpace bfloat16 none"),
         ("outpace int4 auto", "outpace int4 none"),
     ]
+
+
+def test_arrivals_alone_need_no_users() -> None:
+    given = ["--servers", "outpace", "--workloads", "questions", "--users", "0", "--rates", "50", "--methods", "none"]
+    options = serving.arguments([*given, "--dtypes", "int4"])
+    assert [load.rate for load in loads_of(options)] == [50.0]
+    [row], missing = rows_of(options, "smollm2")
+    assert "--max-batch" in row.server.command and not missing
 
 
 def test_all_loads_are_measured_and_written(
