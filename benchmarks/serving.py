@@ -122,6 +122,8 @@ def _numbers(text: str, name: str, *, whole: bool = False) -> list[float]:
 def run(options: argparse.Namespace) -> int:
     """Everything that was asked for; the exit code."""
     loads = loads_of(options)
+    if not loads:
+        raise BadInput("traces have closed loops alone, so that --users 0 leaves no load; add the workload questions")
     limit = TimeLimit(options.max_minutes)
     common = {
         "temperature": 0,

@@ -292,6 +292,7 @@ def test_blocks_have_all_requests_and_room_for_all_users() -> None:
     [
         (["--users", "1.5"], "--users takes whole numbers above 0"),
         (["--users", "0", "--rates", "0"], "leave no load"),
+        (["--users", "0", "--workloads", "traces"], "traces have closed loops alone"),
         (["--rates", "fast"], "--rates takes numbers above 0"),
         (["--servers", "vlm"], "did you mean 'vllm'"),
         (["--goodput", "100"], "--goodput takes two numbers"),

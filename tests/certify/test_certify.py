@@ -57,7 +57,8 @@ from weights_support import with_drafts
 SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 """Another slice of settings every day; a failure prints it, OUTPACE_SEED brings it back."""
 DAYS = 3
-"""After so many days every registered method and rule has had a slice; ``make certify-all`` has all of everything."""
+"""Of so many registered methods and rules one has its slice in a run, another one the next day; ``make certify-all``
+has all of everything."""
 KEYS = {"method", "lossless", "level", "p_value", "max_abs_error", "detectable_bias", "first_difference"}
 
 

@@ -46,7 +46,7 @@ _COLDEST = 1e-3
 _LEAST = 1e-4
 """Nothing is drawn where the likeliest tokens have all but so much of the drafter's probability."""
 _UNLIKELY = 0.004
-"""Less likely tokens are not among a node's candidates, but for its likeliest."""
+"""Less likely tokens are not among a node's deterministic candidates, but for its likeliest."""
 _DEEP, _BESIDE, _HOT = 3, 3, 20
 """Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
 Kind = tuple[int, int, int, int]
@@ -90,20 +90,17 @@ class _Row(NamedTuple):
 class _Node:
     """A node that was run. ``columns``: its likeliest tokens, ``kinds``: of these, ``rates``: their calibrated
     acceptance, ``draws``: that of one draw beside j of them, j from 0, with its kind, ``values``: acceptance of the
-    best 0, 1, ... children."""
+    best 0, 1, ... children, ``drawing``: whether one of these is drawn."""
 
     columns: list[int]
     kinds: list[Kind]
     rates: list[float]
     draws: list[tuple[Kind, float]]
     values: list[float]
+    drawing: list[bool]
     drawn: tuple[Kind, int, float] | None = None
     """Kind, token and q of the draw that was made."""
     taken: int = 0
-
-    def draws_at(self, count: int) -> bool:
-        """Whether one of the best ``count`` children is drawn."""
-        return 0 < count <= len(self.draws) and self.values[count] > sum(self.rates[:count])
 
 
 class MixedTree(CandidateTree):
@@ -204,24 +201,26 @@ class MixedTree(CandidateTree):
             return
         rate_of, heat = self._calibration.rate, min(_HOT, round(10 * self._params.temperature))
         likely, drawn = min(depth, _DEEP), min(depth, _DEEP - 1)
-        kinds, rates, draws, values = [], [], [], [0.0]
+        kinds, rates, draws, values, drawing = [], [], [], [0.0], [False]
         beyond, known = 1.0, 0.0
         for beside, p in enumerate(probs):
-            if p < _UNLIKELY and beside:
-                break
             bucket = bisect(EDGES, p)
             kind = drawn, bisect(EDGES, beyond) if beside else bucket, min(beside, _BESIDE), heat
             draw = rate_of(kind) if beyond > _LEAST else 0.0
             draws.append((kind, draw))
             values.append(known + draw)  # of the best children, one more than before: with a draw,
+            drawing.append(draw > 0.0)
+            if beside and not p >= _UNLIKELY:
+                break
             kind = likely, bucket, KNOWN, heat
             kinds.append(kind)
             rate = min(0.995, p * rate_of(kind) / CENTRES[bucket])
             rates.append(rate)
             known += rate
-            values[-1] = max(values[-1], known)  # or without
+            if known >= values[-1]:  # or without
+                values[-1], drawing[-1] = known, False
             beyond -= p
-        self._nodes[node] = _Node(columns[: len(kinds)], kinds, rates, draws, values)
+        self._nodes[node] = _Node(columns[: len(kinds)], kinds, rates, draws, values, drawing)
 
     def _choose(self) -> None:
         """How many children each node of this level gets: the most valuable first, while they are worth their rows."""
@@ -262,7 +261,7 @@ class MixedTree(CandidateTree):
     def _add(self, rows: Seq[_Row], logits: Tensor) -> list[int]:
         """Add the children that were decided on; returns their nodes."""
         taken = [(self._nodes[node], node, at) for at, node in enumerate(self._running) if node in self._nodes]
-        drawing = [at for one, _, at in taken if one.draws_at(one.taken)]
+        drawing = [at for one, _, at in taken if one.drawing[one.taken]]
         whole = self._whole(rows, drawing, logits)
         born = list[int]()
         for one, node, at in taken:
@@ -270,8 +269,12 @@ class MixedTree(CandidateTree):
             known = one.columns[: one.taken - (rest is not None)]
             before = self._before(node)
             if rest is not None:
+                left = 1.0
                 if known:
-                    rest = rest.residual(None, known)[0]
+                    rest, left = rest.residual(None, known)
+                if not left > 0.0:  # by rounding something seemed to be left
+                    rest = None
+            if rest is not None:
                 column = self._chance.categorical(rest)
                 kind, rate = one.draws[len(known)]
                 one.drawn = kind, self._ids[column], rest[column]

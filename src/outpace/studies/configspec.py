@@ -104,10 +104,12 @@ def distinct(found: list[Candidate]) -> list[Candidate]:
     paper="Li et al. 2026, arXiv 2604.09722",
 )
 def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
-    """Measure acceptance of every draft model, and compare all configurations on presets."""
+    """Measure acceptance of every draft model, and compare all configurations."""
     drafts, lengths = candidates(settings.drafts), sorted(set(settings.lengths))
     if lengths[0] < 1:
         raise BadInput("draft lengths must be at least 1")
+    if normalised(settings.device) == MEASURED and (shaped := [one for one in settings.drafts if "=" in one]):
+        raise BadInput(f"device=measured times draft model '{shaped[0].partition('=')[0]}' itself; leave out its shape")
     link = Link(round_trip=settings.round_trip_ms / 1e3)
     cloud = _cloud(context, settings)
     pair = EdgeCloud(cloud, link, devices=settings.tensor_parallel, batch=settings.batch, cost=settings.cost)
@@ -156,12 +158,18 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     columns = {"drafter": "draft model", "bits": "bits", "length": "length", "goodput": "goodput (tok/s)"}
     unit = "rows/token" if settings.cost == "rows" else "device-s/token"
     columns |= {"cost": f"cost ({unit})", "energy": "energy (J/token)", "pareto": "Pareto", "best_for": "best for"}
-    plot = Plot("Goodput by draft length (predicted)", "draft tokens", "tokens per second of a user", series)
+    both = normalised(settings.device) == normalised(settings.cloud) == MEASURED
+    plot = Plot(
+        f"Goodput by draft length ({'from measured times' if both else 'predicted'})",
+        "draft tokens",
+        "tokens per second of a user",
+        series,
+    )
     notes = [
         f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; {_where(settings)}, "
         f"{settings.batch} users, {settings.round_trip_ms:g} ms of network."
     ]
-    if own := sorted({one.name for one in drafts if one.shape == find_shape(settings.shape)}):
+    if own := sorted({one.name for one in drafts if _is_target(context, settings, one)}):
         notes.append(
             f"{', '.join(own)} has the target's own sizes: nearly all of its drafts are accepted, and which draft "
             "model is best says nothing about smaller ones; name these with --setting drafts=NAME:DTYPE=SHAPE,..."
@@ -208,6 +216,13 @@ def _device(settings: ConfigspecSettings, one: Candidate, loaded: _Loaded, watts
         return Device(loaded.step, watts)
     roofline = Roofline(one.shape, find_hardware(settings.device), bits=one.bits)
     return Device(RooflineCosts(roofline).seconds(1, context), watts)
+
+
+def _is_target(context: StudyContext, settings: ConfigspecSettings, one: Candidate) -> bool:
+    """Whether a draft model has the sizes of what verifies."""
+    if normalised(settings.cloud) == MEASURED:
+        return one.name == context.model_name
+    return one.shape == find_shape(settings.shape)
 
 
 def _where(settings: ConfigspecSettings) -> str:
