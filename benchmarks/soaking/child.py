@@ -17,9 +17,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+POOLS = ("asyncio_", "outpace-grammars_")
+"""So the names of the workers of bounded pools begin. A pool starts one where all others are busy, and keeps it."""
+
 
 def census(clear: bool) -> dict[str, Any]:
-    """What is alive: sequences' K/V, requests, jobs; cached blocks; memory, threads and file descriptors."""
+    """What is alive: sequences' K/V, requests, jobs; cached blocks; memory, file descriptors, and threads beside the
+    workers of bounded pools."""
     from outpace.core.turns import ROUNDS
     from outpace.engine.prefix_cache import PrefixCache
     from outpace.engine.request import Generation
@@ -36,6 +40,8 @@ def census(clear: bool) -> dict[str, Any]:
                 one.shrink(0)
     alive = gc.get_objects()
     stores = [one for one in alive if isinstance(one, KVStore) and one.bytes_with(0)]
+    names = [one.name for one in threading.enumerate()]
+    workers = sum(name.startswith(POOLS) for name in names)
     return {
         "kv_stores": len(stores),
         "kv_bytes": sum(one.bytes_with(0) for one in stores),
@@ -45,8 +51,8 @@ def census(clear: bool) -> dict[str, Any]:
         "tickets": sum(isinstance(one, Ticket) for one in alive),
         "jobs": sum(isinstance(one, Job) for one in alive),
         "objects": len(alive),
-        "threads": threading.active_count(),
-        "os_threads": len([*Path("/proc/self/task").iterdir()]),
+        "thread_names": sorted(names),
+        "os_threads": len([*Path("/proc/self/task").iterdir()]) - workers,
         "descriptors": len([*Path("/proc/self/fd").iterdir()]),
         "rss": _rss(),
     }
