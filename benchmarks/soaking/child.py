@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-POOLS = ("asyncio_", "outpace-grammars_")
+POOLS = ("asyncio_", "uvloop_", "outpace-grammars_")
 """So the names of the workers of bounded pools begin. A pool starts one where all others are busy, and keeps it."""
 
 
