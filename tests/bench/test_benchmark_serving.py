@@ -332,7 +332,8 @@ def test_arrivals_alone_need_no_users() -> None:
     options = serving.arguments([*given, "--dtypes", "int4"])
     assert [load.rate for load in loads_of(options)] == [50.0]
     [row], missing = rows_of(options, "smollm2")
-    assert "--max-batch" in row.server.command and not missing
+    command = row.server.command
+    assert command[command.index("--max-batch") + 1] == "16" and not missing
 
 
 def test_all_loads_are_measured_and_written(

@@ -64,7 +64,7 @@ class RankedTree(CandidateTree):
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
         from outpace.targets.top import top_and_totals
 
-        return self.take_best(list(top_and_totals(logits, *self.ranking[:2])))
+        return self.take_best(list(top_and_totals(logits, self.ranking.topk, self.ranking.inverse_temperature)))
 
     def read(self, found: Found, rows: slice) -> list[tuple[int, int]]:
         return self.take_best(found.best[rows])

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
@@ -148,7 +147,7 @@ class MixedTree(CandidateTree):
 
         if self.ranking is None:
             return self._take(self._opened(logits), logits)
-        return self._take(self._ranked(top_and_totals(logits, *self.ranking[:2])), logits)
+        return self._take(self._ranked(top_and_totals(logits, self._budget.topk, self._scale)), logits)
 
     def read(self, found: Found, rows: slice) -> list[tuple[int, int]]:
         assert found.logits is not None
@@ -156,8 +155,7 @@ class MixedTree(CandidateTree):
         return self._take(self._opened(logits) if self.ranking is None else self._ranked(found.best[rows]), logits)
 
     def _take(self, rows: Seq[_Row], logits: Tensor) -> list[tuple[int, int]]:
-        running = self._running
-        for node, row in zip(running, rows, strict=True):
+        for node, row in zip(self._running, rows, strict=True):
             self._read(node, row)
         self._choose()
         self._running = self._next(self._add(rows, logits))
@@ -172,7 +170,7 @@ class MixedTree(CandidateTree):
         """Probabilities from logits and what normalises them, at the request's temperature."""
         topk, scale = self._budget.topk, self._scale
         return [
-            _Row([exp(scale * value - total) for value in values[:topk]], columns[:topk])
+            _Row([math.exp(scale * value - total) for value in values[:topk]], columns[:topk])
             if math.isfinite(total)
             else _Row([], [])  # no token can follow
             for values, columns, total in best
@@ -261,19 +259,12 @@ class MixedTree(CandidateTree):
     def _add(self, rows: Seq[_Row], logits: Tensor) -> list[int]:
         """Add the children that were decided on; returns their nodes."""
         taken = [(self._nodes[node], node, at) for at, node in enumerate(self._running) if node in self._nodes]
-        drawing = [at for one, _, at in taken if one.drawing[one.taken]]
-        whole = self._whole(rows, drawing, logits)
+        rests = self._rests({at: one for one, _, at in taken if one.drawing[one.taken]}, rows, logits)
         born = list[int]()
         for one, node, at in taken:
-            rest = whole.get(at)
+            rest = rests.get(at)
             known = one.columns[: one.taken - (rest is not None)]
             before = self._before(node)
-            if rest is not None:
-                left = 1.0
-                if known:
-                    rest, left = rest.residual(None, known)
-                if not left > 0.0:  # by rounding something seemed to be left
-                    rest = None
             if rest is not None:
                 column = self._chance.categorical(rest)
                 kind, rate = one.draws[len(known)]
@@ -283,12 +274,19 @@ class MixedTree(CandidateTree):
                 born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))
         return born
 
-    def _whole(self, rows: Seq[_Row], drawing: Seq[int], logits: Tensor) -> dict[int, TokenDistribution]:
-        """The distributions of the rows that something is drawn from."""
+    def _rests(self, drawing: Mapping[int, _Node], rows: Seq[_Row], logits: Tensor) -> dict[int, TokenDistribution]:
+        """What the rows that something is drawn from leave beside their likeliest tokens, where that is anything."""
         closed = [at for at in drawing if rows[at].distribution is None]
         opened = iter(self._open_rows(logits, closed, self._heated) if closed else ())
-        found = {at: rows[at].distribution or next(opened) for at in drawing}
-        return {at: one for at, one in found.items() if one is not None}
+        rests = dict[int, TokenDistribution]()
+        for at, one in drawing.items():
+            whole = rows[at].distribution or next(opened)
+            if whole is None:  # a row of logits that are no numbers
+                continue
+            rest, left = whole.residual(None, one.columns[: one.taken - 1])
+            if left > 0.0:  # by rounding something may have seemed to be left
+                rests[at] = rest
+        return rests
 
     def _next(self, born: Seq[int]) -> list[int]:
         """Those of the new nodes to run next, the likeliest first; none where another level is not worth it."""

@@ -17,8 +17,8 @@ from outpace.engine.request import Request
 from outpace.targets.base import Target
 
 REVISION = 2
-"""Of what is timed: in the names under which a machine keeps what drafts take. Where drafters become quicker, one more:
-times of sampled drafts are never corrected, since answers depend on them."""
+"""Of what is timed. Where drafters become quicker, one more: times of sampled drafts are never corrected, since answers
+depend on them."""
 _PROMPT = 24
 _LEVELS, _NODES = 2, 8
 _FIRST, _ROUNDS = 4, 12
@@ -42,6 +42,11 @@ class _TwoLevels(Controller):
         return replace(
             usual, depth=min(_LEVELS, usual.depth), max_nodes=min(_NODES, usual.max_nodes), relative_costs=()
         )
+
+
+def recorded_as(what: str) -> str:
+    """The name under which a machine keeps what ``what`` takes."""
+    return f"{what}, revision {REVISION}"
 
 
 def draft_seconds(

@@ -30,7 +30,7 @@ from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
 from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.namespaces import Namespaces
-from outpace.engine.rehearsal import REVISION, draft_seconds
+from outpace.engine.rehearsal import draft_seconds, recorded_as
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
 from outpace.targets.base import Sequence, Target
@@ -114,7 +114,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         self._branches: list[Branches] = []
         """Those that no draft uses now."""
         self._level_cost = LevelCost(
-            net.target, f"level {REVISION} of {type(net).__name__} {net.fingerprint}", self._rehearse
+            net.target, recorded_as(f"level of {type(net).__name__} {net.fingerprint}"), self._rehearse
         )
 
     @abstractmethod

@@ -17,7 +17,7 @@ from outpace.drafting.controlled import ControlledDrafter
 from outpace.drafting.copying import CopyDrafter
 from outpace.drafting.marginals import FromMarginals
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.rehearsal import draft_seconds
+from outpace.engine.rehearsal import draft_seconds, recorded_as
 from outpace.methods.bindings import DRAFT_MODEL
 from outpace.methods.context import Context, Parts
 from outpace.methods.none import NoDraft
@@ -64,7 +64,8 @@ def draft_costs(label: str, parts: Parts, context: Context) -> DraftCosts:
 
     def seconds() -> float:
         whole = costs.once(
-            f"draft of two levels by {label}", lambda: draft_seconds(context.target, drafter, parts.controller)
+            recorded_as(f"draft of two levels by {label}"),
+            lambda: draft_seconds(context.target, drafter, parts.controller),
         )
         return whole if together else whole / _REHEARSED
 

@@ -65,6 +65,16 @@ class ConfigspecSettings(StrictModel):
     temperature: float = Field(0.0, ge=0, description="sampling temperature")
     max_new_tokens: int = Field(48, ge=2, description="tokens of an answer, at most")
 
+    @property
+    def drafts_here(self) -> bool:
+        """Whether this machine is the device."""
+        return normalised(self.device) == MEASURED
+
+    @property
+    def verifies_here(self) -> bool:
+        """Whether this machine is the cloud."""
+        return normalised(self.cloud) == MEASURED
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -108,7 +118,7 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     drafts, lengths = candidates(settings.drafts), sorted(set(settings.lengths))
     if lengths[0] < 1:
         raise BadInput("draft lengths must be at least 1")
-    if normalised(settings.device) == MEASURED and (shaped := [one for one in settings.drafts if "=" in one]):
+    if settings.drafts_here and (shaped := [one for one in settings.drafts if "=" in one]):
         raise BadInput(f"device=measured times draft model '{shaped[0].partition('=')[0]}' itself; leave out its shape")
     link = Link(round_trip=settings.round_trip_ms / 1e3)
     cloud = _cloud(context, settings)
@@ -158,15 +168,10 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     columns = {"drafter": "draft model", "bits": "bits", "length": "length", "goodput": "goodput (tok/s)"}
     unit = "rows/token" if settings.cost == "rows" else "device-s/token"
     columns |= {"cost": f"cost ({unit})", "energy": "energy (J/token)", "pareto": "Pareto", "best_for": "best for"}
-    both = normalised(settings.device) == normalised(settings.cloud) == MEASURED
-    plot = Plot(
-        f"Goodput by draft length ({'from measured times' if both else 'predicted'})",
-        "draft tokens",
-        "tokens per second of a user",
-        series,
-    )
+    how = "from measured times" if settings.drafts_here and settings.verifies_here else "predicted"
+    plot = Plot(f"Goodput by draft length ({how})", "draft tokens", "tokens per second of a user", series)
     notes = [
-        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; {_where(settings)}, "
+        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; {_where(settings, watts)}, "
         f"{settings.batch} users, {settings.round_trip_ms:g} ms of network."
     ]
     if own := sorted({one.name for one in drafts if _is_target(context, settings, one)}):
@@ -187,7 +192,7 @@ class _Loaded(NamedTuple):
 
 def _cloud(context: StudyContext, settings: ConfigspecSettings) -> Costs:
     """What the target's forwards take in the cloud."""
-    if normalised(settings.cloud) != MEASURED:
+    if not settings.verifies_here:
         hardware = find_hardware(settings.cloud, measurable=True)
         parallel = Parallel(settings.tensor_parallel)
         return RooflineCosts(Roofline(find_shape(settings.shape), hardware, parallel=parallel))
@@ -200,7 +205,7 @@ def _cloud(context: StudyContext, settings: ConfigspecSettings) -> Costs:
 
 def _watts(settings: ConfigspecSettings) -> float:
     """Of the device, before anything is measured. Raises BadInput where no power is known."""
-    if normalised(settings.device) == MEASURED:
+    if settings.drafts_here:
         if settings.watts is None:
             raise BadInput("device=measured: the power of this machine is not known; give --setting watts=NUMBER")
         return settings.watts
@@ -220,17 +225,17 @@ def _device(settings: ConfigspecSettings, one: Candidate, loaded: _Loaded, watts
 
 def _is_target(context: StudyContext, settings: ConfigspecSettings, one: Candidate) -> bool:
     """Whether a draft model has the sizes of what verifies."""
-    if normalised(settings.cloud) == MEASURED:
+    if settings.verifies_here:
         return one.name == context.model_name
     return one.shape == find_shape(settings.shape)
 
 
-def _where(settings: ConfigspecSettings) -> str:
+def _where(settings: ConfigspecSettings, watts: float) -> str:
     """Whose times these are."""
-    drafts, verifies = (normalised(name) == MEASURED for name in (settings.device, settings.cloud))
-    device = "this machine (times measured" if drafts else f"{settings.device} (times predicted"
-    cloud = "this machine (measured)" if verifies else f"{settings.tensor_parallel} x {settings.cloud} (predicted)"
-    return f"drafts on {device}, {_watts(settings):g} W) before {cloud}"
+    device = "this machine (times measured" if settings.drafts_here else f"{settings.device} (times predicted"
+    preset = f"{settings.tensor_parallel} x {settings.cloud} (predicted)"
+    cloud = "this machine (measured)" if settings.verifies_here else preset
+    return f"drafts on {device}, {watts:g} W) before {cloud}"
 
 
 def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, Configuration]]) -> list[Claim]:
@@ -282,10 +287,9 @@ def _measured(
         rounds = np.zeros((len(drafts), len(answers), len(lengths)))
         tokens = np.array([[float(len(one.tokens)) for one in answers]] * len(drafts))
         loaded = []
-        timed = normalised(settings.device) == MEASURED
         with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
             for number, one in enumerate(drafts):
-                ratios, dtype, step = _ratios(context, one, answers, rows if timed else None)
+                ratios, dtype, step = _ratios(context, one, answers, rows if settings.drafts_here else None)
                 loaded.append(_Loaded(_BITS.get(dtype, one.bits), step))
                 for answer, each in enumerate(ratios):
                     for column, length in enumerate(lengths):

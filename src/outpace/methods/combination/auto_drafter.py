@@ -179,8 +179,6 @@ class Auto(MergedTrees[AutoState]):
         if any(state.quiet is None for state in states):
             steps = self.times.draft_steps(_timing(states, budgets), 1)
         spent = [steps if state.quiet is None else 0.0 for state in states]
-        if len(states) == 1:
-            return [_free_after(budgets[0], spent[0])]
         own = [(id(budget), taken) for budget, taken in zip(budgets, spent, strict=True)]
         within = {key: _free_after(budget, key[1]) for key, budget in dict(zip(own, budgets, strict=True)).items()}
         return [within[key] for key in own]

@@ -19,7 +19,7 @@ from outpace.controllers.draft_clock import Aftereffect, Clock
 from outpace.controllers.predictor import Predictor
 from outpace.controllers.yields import Standings
 from outpace.drafting.base import Drafter
-from outpace.engine.rehearsal import REVISION, draft_seconds
+from outpace.engine.rehearsal import draft_seconds, recorded_as
 from outpace.targets.base import Target
 
 _ROUNDS = 64
@@ -122,7 +122,7 @@ class LearnedTimes:
 
     def _rehearsal(self, size: int, sampled: bool) -> str:
         kind = "sampled sequences" if sampled else "sequences"
-        return f"draft {REVISION} of {self._label} {self._name} for {size} {kind}"
+        return recorded_as(f"draft of {self._label} {self._name} for {size} {kind}")
 
     def measure(self, batch: int, *, sampled: bool | None = None) -> None:
         """Rehearse now what would be rehearsed when ``batch`` requests first draft together: ``sampled`` ones, or
