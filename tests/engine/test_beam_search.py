@@ -227,6 +227,11 @@ def test_what_no_group_can_honour_is_refused_in_words(monkeypatch: pytest.Monkey
             one = decoder.submit(changed)
             decoder.run()
             one.raise_error()
+    for penalty in (1000.0, -1000.0):
+        for early in (False, "never"):
+            beams = BeamOptions(2, length_penalty=penalty, early_stopping=early)
+            with pytest.raises(BadInput, match="length_penalty .* no score that is a number; it must be between -"):
+                decoder.submit(replace(request, beams=beams))
     monkeypatch.setattr(machine, "free_memory", lambda: 100)
     target.kv_bytes_per_token = 10
     with pytest.raises(BadInput, match=r"2 beams of 8 tokens need .* MiB of K/V"):

@@ -47,6 +47,30 @@ def test_without_a_forward_nothing_is_committed() -> None:
     assert gather(target, sequences, [(0, []), (0, [])], None) == [[1, 2], [1, 2]]
 
 
+def test_there_are_never_more_sequences_than_the_group_owns(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TableTarget(6)
+    sequences = [target.sequence((1, token)) for token in range(4)]
+    target.prefill(sequences)
+    held = most = 4
+    fork, close = target.fork, target.close
+
+    def forked(*given: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return fork(*given)
+
+    def closed(kv: Any) -> None:
+        nonlocal held
+        held -= 1
+        close(kv)
+
+    monkeypatch.setattr(target, "fork", forked)
+    monkeypatch.setattr(target, "close", closed)
+    gather(target, sequences, [(0, [])] * 4, None)
+    assert (held, most) == (4, 4)
+
+
 def law(draws: Iterable[tuple[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
     found: dict[tuple[int, ...], float] = defaultdict(float)
     for outcome, weight in draws:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 import support
+from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.populations.beam_options import BeamOptions
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Request
-from outpace.engine.scheduler import ROUND_ROWS, Closed, DeadlineExceeded, Limits, QueueFull
+from outpace.engine.scheduler import ROUND_ROWS, Closed, DeadlineExceeded, Limits, Plan, QueueFull
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.methods.bindings import Bindings
 from outpace.methods.registry import Context, build
@@ -91,6 +93,45 @@ def test_a_request_alone_ends_where_memory_does() -> None:
     one = ticket.finished()
     assert one.finish_reason == "length"
     assert 40 <= len(one.tokens) <= 51
+
+
+def beams(prompt: tuple[int, ...], **about: Any) -> Request:
+    given: dict[str, Any] = {"max_new_tokens": TOKENS, "beams": BeamOptions(3, early_stopping="never")}
+    return Request(prompt, support.method(None), SamplingParams(temperature=0.0), **{**given, **about})
+
+
+def test_groups_that_wait_again_keep_to_the_bound_and_give_the_same_answers() -> None:
+    target = table()
+    expected = []
+    for prompt in PROMPTS:
+        decoder = Decoder(target)
+        expected.append(decoder.submit(beams(prompt)))
+        decoder.run()
+    bound = 7 * 10 * (len(PROMPTS[0]) + TOKENS + ROUND_ROWS)  # two groups to begin with, not quite two at their end
+    shared = SharedDecoder(target, limits=Limits(kv_bytes=bound))
+    planned, plan = list[int](), shared.scheduler.plan
+
+    def watched(running: Seq[Ticket]) -> Plan:
+        found = plan(running)
+        planned.append(found.kv_bytes)
+        return found
+
+    shared.scheduler.plan = watched  # type: ignore[method-assign]
+    found = [one.finished() for one in ended(shared, [beams(prompt) for prompt in PROMPTS])]
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    again = [one.metrics.preemptions for one in found]
+    assert 0 < sum(again) and max(again) <= 2, "it was admitted before there was room for what it has"
+    assert max(planned) <= bound
+
+
+def test_a_group_that_could_outgrow_the_bound_is_refused_beforehand() -> None:
+    target = table()
+    shared = SharedDecoder(target, limits=Limits(kv_bytes=4 * 10 * (40 + ROUND_ROWS)))
+    [ticket] = ended(shared, [beams(PROMPTS[0])])
+    with pytest.raises(BadInput, match=r"3 beams of 93 tokens would take .* Lower their number or max_tokens"):
+        ticket.finished()
+    [ticket] = ended(shared, [beams(PROMPTS[0], max_new_tokens=30)])
+    assert len(ticket.finished().tokens) == 30
 
 
 def test_a_long_prompt_does_not_stop_answers_under_way() -> None:

@@ -96,6 +96,25 @@ def tasks_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_tasks_of_two_files_may_have_the_same_ids(tasks_file: Path, tmp_path: Path) -> None:
+    lines = tasks_file.read_text().splitlines()
+
+    def right(most: int) -> int:
+        """How many answers were right, of tasks in files of so many, each numbered from 0."""
+        files = []
+        for at in range(0, len(lines), most):
+            rows = [{"id": str(number), **json.loads(one)} for number, one in enumerate(lines[at : at + most])]
+            files.append(tmp_path / f"tasks-{most}-{at}.jsonl")
+            files[-1].write_text("\n".join(map(json.dumps, rows)))
+        made = outpace.train(
+            SPELLER, "pad", tmp_path / f"gate-{most}", prompts=files, draft_model=DRAFT, answer_tokens=8
+        )
+        found: int = made.provenance["figures"]["right"]
+        return found
+
+    assert right(30) == right(240)
+
+
 def test_pad_learns_which_rejected_tokens_cost_the_answer(tasks_file: Path, tmp_path: Path) -> None:
     made = outpace.train(
         SPELLER,

@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput, OutpaceError
+from outpace.engine.populations.group import most_tokens
 from outpace.engine.request import Request
 from outpace.targets.base import Sequence, Target
 
@@ -105,9 +106,21 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------- requests
 
     def check(self, request: Request) -> None:
-        """Raise BadInput for a request whose prompt alone exceeds the bound on K/V."""
+        """Raise BadInput for a request whose prompt alone exceeds the bound on K/V, and for one whose group would:
+        its answers are complete or none, while a single answer may end where there is no more room."""
         bound, needed = self.limits.kv_bytes, self._bytes(request)
-        if bound is not None and needed > bound:
+        if bound is None:
+            return
+        population = request.population
+        if population is not None:
+            tokens = most_tokens(request, self._target)
+            whole = (1 + population.size) * self._target.kv_bytes(None, tokens + ROUND_ROWS)
+            if whole > bound:
+                raise BadInput(
+                    f"{population.size} {population.called} of {tokens:,} tokens would take {whole:,} bytes of K/V; "
+                    f"the bound is {bound:,}. Lower their number or max_tokens, or raise the bound"
+                )
+        if needed > bound:
             raise BadInput(
                 f"the prompt has {len(request.prompt)} tokens, whose K/V would take {needed:,} bytes; the bound is "
                 f"{bound:,}. Shorten the prompt, or raise the bound"
@@ -216,8 +229,10 @@ class Scheduler:
             return self._bytes(one.request)
         if generation.group is None:
             return self._grown(generation.sequence)
-        members = generation.group.sequences
-        return sum(map(self._grown, (generation.sequence, *members))) if members else self._bytes(one.request)
+        # Also where they have no K/V now: a group that was preempted computes that of all its tokens anew.
+        members = [self._grown(member.sequence) for member in generation.group.members]
+        born = max(0, generation.group.population.size - len(members))
+        return self._grown(generation.sequence) + sum(members) + born * max(members, default=0)
 
     def _grown(self, sequence: Sequence) -> int:
         """Bytes of K/V of a sequence after its next round."""

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import torch
 
+from outpace.core.errors import BadInput
 from outpace.core.text import Tokenizer
 from outpace.core.turns import ROUNDS
 from outpace.engine.decoder import Decoder
@@ -239,7 +240,7 @@ class SharedDecoder:
                 ticket.generation.cancel()
         for ticket in plan.full:
             if ticket.generation is not None:
-                ticket.generation.finish("length")
+                self._full(ticket.generation)
         for ticket in plan.preempt:
             assert ticket.generation is not None
             decoder.preempt(ticket.generation)
@@ -251,6 +252,14 @@ class SharedDecoder:
         self._share_memory(plan.kv_bytes)
         for ticket in plan.admit:
             self._admit(decoder, ticket)
+
+    @staticmethod
+    def _full(one: Generation) -> None:
+        """There is no room for another token: an answer ends, and a group, which has none yet, fails."""
+        if one.group is None:
+            one.finish("length")
+        else:
+            one.fail(BadInput("its sequences have outgrown the bound on K/V; lower their number or max_tokens"))
 
     def _share_memory(self, planned: int) -> None:
         """Cached beginnings get what running requests leave of the bound on K/V; idle memory what both leave."""

@@ -135,8 +135,8 @@ class GroupRule(ABC):
     first_members: int = 1
     """Sequences that a group begins with, all of them the prompt."""
 
-    def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - some take all
-        """Raise BadInput for sampling parameters that it cannot honour."""
+    def check(self, params: SamplingParams, limit: int) -> None:  # noqa: B027 - some take all
+        """Raise BadInput for what it cannot honour in answers of up to ``limit`` tokens."""
 
     @abstractmethod
     def begin(self, ends: Ends) -> Any:

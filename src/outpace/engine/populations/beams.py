@@ -12,6 +12,7 @@ distribution by rejection against the forest's draws (Qin et al. 2025, "Dynamic-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
@@ -37,6 +38,10 @@ from outpace.targets.base import TreeScores
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_LARGEST = 600.0
+"""Logarithm of the largest power of a length that is divided by: far below that of the largest float."""
 
 
 class Place(NamedTuple):
@@ -73,6 +78,15 @@ class BeamRule(GroupRule):
 
     def __init__(self, options: BeamOptions) -> None:
         self.options = options
+
+    def check(self, params: SamplingParams, limit: int) -> None:
+        # Scores are log-probabilities over length ** length_penalty, which must be a number.
+        most = _LARGEST / math.log(max(2, limit))
+        if abs(self.options.length_penalty) > most:
+            raise BadInput(
+                f"length_penalty {self.options.length_penalty:g} gives answers of {limit:,} tokens no score that is a "
+                f"number; it must be between -{most:.0f} and {most:.0f}"
+            )
 
     def begin(self, ends: Ends) -> BeamState:
         return BeamState(ends, not ends.request.params.greedy)

@@ -22,13 +22,12 @@ def gather(
         children.setdefault(ancestor, []).append(at)
     found: list[Any] = [None] * len(heirs)
     for ancestor, sequence in enumerate(sequences):
-        mine = children.get(ancestor, [])
-        for at in mine[1:]:  # before anything is committed: all begin with the same rows
-            found[at] = model.fork(sequence.kv)
-        if mine:
-            found[mine[0]] = sequence.kv
-        else:
+        if ancestor not in children:  # first, so that there are never more than the group owns
             model.close(sequence.kv)
+    for ancestor, mine in children.items():
+        for at in mine[1:]:  # before anything is committed: all begin with the same rows
+            found[at] = model.fork(sequences[ancestor].kv)
+        found[mine[0]] = sequences[ancestor].kv
     if scores is None:
         return found
     turn = 0

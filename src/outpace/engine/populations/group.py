@@ -133,8 +133,8 @@ def check_group(request: Request, population: Population, target: Target) -> Non
     for why, so in refused.items():
         if so:
             raise BadInput(why)
-    population.rule.check_params(params)
-    tokens = min(target.context_length, len(request.prompt) + request.max_new_tokens)
+    tokens = most_tokens(request, target)
+    population.rule.check(params, tokens - len(request.prompt))
     drafted = population.drafter.kv_bytes(tokens) * population.size
     needed, free = target.kv_bytes(None, tokens) * (population.size + 1) + drafted, free_memory(target)
     if needed > free:
@@ -142,6 +142,11 @@ def check_group(request: Request, population: Population, target: Target) -> Non
             f"{population.size} {called} of {tokens:,} tokens need {needed / 2**20:,.0f} MiB of K/V, and "
             f"{free / 2**20:,.0f} MiB are free; lower their number, or max_new_tokens"
         )
+
+
+def most_tokens(request: Request, target: Target) -> int:
+    """Tokens of the longest answer that a request may have, prompt included."""
+    return min(target.context_length, len(request.prompt) + request.max_new_tokens)
 
 
 def free_memory(target: Target) -> int:

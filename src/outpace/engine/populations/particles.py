@@ -53,7 +53,7 @@ class ParticleRule(GroupRule):
         self.first_members = particles
         self.resampling, self.threshold = resampling, threshold
 
-    def check_params(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams, limit: int) -> None:
         if params.greedy:
             raise BadInput("particles are samples, and temperature 0 has one answer; give a temperature above 0")
 

@@ -97,13 +97,14 @@ def train_pad(work: Work) -> MadeGate:
     """Labels, a classifier, and the threshold for ``missed``. Raises BadInput where labels are too few."""
     model, options = work.model, work.options
     recorder = MismatchRecorder(model.target.num_layers)
-    known: dict[str, ExactAnswer] = {}
+    known: dict[tuple[int, ...], ExactAnswer] = {}  # by prompt: files may number their tasks alike
 
     def prompts() -> Iterator[tuple[Asked, SamplingParams]]:
         for prompt in work.prompts:
             assert isinstance(prompt.task, ExactAnswer)
-            known[prompt.id] = prompt.task
-            yield Asked(prompt.id, tuple(model.tokenizer.chat(prompt.messages))), SamplingParams()
+            tokens = tuple(model.tokenizer.chat(prompt.messages))
+            known[tokens] = prompt.task
+            yield Asked(prompt.id, tokens), SamplingParams()
 
     done = played(
         model.target,
@@ -115,7 +116,7 @@ def train_pad(work: Work) -> MadeGate:
         stop_ids=model.eos_ids,
         over=partial(work.enough, first_half=True),
     )
-    right = {one.tokens: known[one.key] for one, made in done if _right(work, known[one.key], made.tokens)}
+    right = {one.tokens: known[one.tokens] for one, made in done if _right(work, known[one.tokens], made.tokens)}
     if not right:
         raise BadInput(
             f"the model answered none of {len(done)} tasks right, so no draft token can be a pivot; give easier ones "
