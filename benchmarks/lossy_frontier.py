@@ -86,6 +86,7 @@ def settings(options: argparse.Namespace, temperature: float) -> dict[str, Any]:
         "temperature": temperature,
         "max_new_tokens": options.max_new_tokens,
         "threads": options.threads,
+        "seed": options.seed,
     }
 
 

@@ -60,10 +60,10 @@ def check_alike(parts: Mapping[Path, Mapping[str, Any]]) -> None:
     for file, part in parts.items():
         for what, value in _conditions(part).items():
             if value != _conditions(one).get(what):
-                raise BadInput(f"{file}: {what} not as in {first}; {_ADVICE}")
+                raise BadInput(f"{file.name}: {what} not as in {first.name}; {_ADVICE}")
         for name in [asked["id"] for asked in part.get("per_prompt", ())]:
             if name in known:
-                raise BadInput(f"{file}: prompt '{name}' stands in {known[name]} too; {_ADVICE}")
+                raise BadInput(f"{file.name}: prompt '{name}' stands in {known[name].name} too; {_ADVICE}")
             known[name] = file
 
 

@@ -24,7 +24,8 @@ from outpace.bench.quality import realised_tv
 from outpace.bench.quality.edit_distance import edit_distance
 from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.quality.likelihood import likelihood
-from outpace.bench.quality.quality_row import EMPTY
+from outpace.bench.quality.prompt_quality import PromptQuality
+from outpace.bench.quality.quality_row import EMPTY, quality_row
 from outpace.bench.quality.realised_tv import variation
 from outpace.bench.runner import run
 from outpace.bench.statistics import (
@@ -33,6 +34,7 @@ from outpace.bench.statistics import (
     share_interval,
     smallest_share_difference,
 )
+from outpace.constraints import Grammar
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
@@ -256,6 +258,41 @@ def test_rows_have_their_quality(temperature: float) -> None:
     told = found["per_prompt"][0]["quality"]["lenient"]
     assert told["tokens"] == found["per_prompt"][0]["tokens"]["lenient"]
     assert "quality" not in run(model, methods[:1], PROMPTS, SHORT)["methods"][0]
+
+
+def test_near_ties_count_for_lossy_rules_alone() -> None:
+    near = PromptQuality(tokens=10, nll=1.0, not_first=1, near_ties=2)
+    rows = {lossless: quality_row({"a": near}, {}, lossless=lossless, greedy=True) for lossless in (True, False)}
+    assert (rows[True]["tv"], rows[False]["tv"]) == (0.1, 0.3)
+    assert rows[True]["near_ties"] == rows[False]["near_ties"] == 0.2
+    assert quality_row({"a": near}, {}, lossless=False, greedy=False)["near_ties"] is None
+
+
+def test_tokens_within_rounding_of_the_first_are_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    row = table_of(model).table((1, 2))
+    best, second = row.topk(2).indices.tolist()
+    plain = likelihood(model.target, (1, 2), (second,), SamplingParams())
+    assert (plain.not_first, plain.near_ties) == (1, 0)
+    monkeypatch.setattr(type(model.target), "batch_invariant", False)
+    gap = float(row[best] - row[second])
+    for tolerance, found in ((2 * gap, (0, 1)), (gap / 2, (1, 0))):
+        monkeypatch.setattr("outpace.bench.quality.likelihood.near_tie_gap", lambda _, most=tolerance: most)
+        told = likelihood(model.target, (1, 2), (second,), SamplingParams())
+        assert (told.not_first, told.near_ties) == found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_is_a_part_of_the_target(temperature: float) -> None:
+    model = make()
+    grammar = Grammar.choice([model.tokenizer.decode(tokens) for tokens in ((5, 3, 4), (4, 3, 6))])
+    params = SamplingParams(temperature=temperature)
+    methods = [method(model, "oracle"), method(model, "lenient", rule=Lenient())]
+    found = run(model, methods, PROMPTS, replace(SHORT, quality=True, params=params, grammar=grammar))
+    rows = {row["method"]: row["quality"] for row in found["methods"]}
+    assert rows["none"]["tv"] == rows["oracle"]["tv"] == 0.0
+    if not temperature:  # both choices begin with what nothing else may begin with: two tokens at most have a choice
+        assert rows["none"]["nll"] < math.log(2)
 
 
 def test_answers_are_scored_and_what_cannot_be_is_said() -> None:

@@ -27,6 +27,12 @@ def test_a_sweep_makes_a_row_of_every_combination() -> None:
     assert swept({"prompt_lookup": {}}, {}) == {"pld": {}}
 
 
+def test_a_rule_may_be_swept_by_any_of_its_names() -> None:
+    for label, key in (("pld@tas", "tas.epsilon"), ("pld@typical", "tas.epsilon"), ("pld@tas", "typical.epsilon")):
+        assert len(swept({label: {}}, {key: [0.1, 0.3]})) == 2
+    assert len(swept({"pld@top-beta": {}}, {"specdec.tau": [0.5, 1.0]})) == 2
+
+
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
@@ -37,7 +43,7 @@ def test_a_sweep_makes_a_row_of_every_combination() -> None:
         ({"pld.num_draft_tokens": []}, "give at least one value"),
         ({"pld.num_draft_tokens": "2,4"}, "give at least one value, as a list"),
         ({"pld.num_draft_tokens": ["many"]}, "setting 'num_draft_tokens'"),
-        ({"pld.num_draft_tokens": list(range(1, 34))}, "make 34 rows, more than 32"),
+        ({"pld.num_draft_tokens": list(range(1, 66))}, "make 66 rows, more than 64"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(sweep: dict[str, list[int]], said: str) -> None:

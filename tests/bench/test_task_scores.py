@@ -129,6 +129,7 @@ def test_what_hangs_is_ended(body: str) -> None:
         "import ctypes; assert ctypes.CDLL(None).prctl(38, 0, 0, 0, 0) == 0",
         "raise SystemExit(0)",
         "import os; os._exit(0)",
+        "raise SystemExit(97)",
     ],
 )
 def test_what_does_more_than_compute_fails(body: str) -> None:

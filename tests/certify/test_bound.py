@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 import outpace
-from outpace.acceptance.base import Verdict
+from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.bounds import TOTAL_VARIATION, Bound, NodeView
 from outpace.acceptance.cactus import Cactus, CactusSettings
 from outpace.acceptance.fly import Fly
 from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.registry import find_rule
+from outpace.acceptance.top_beta import TopBeta, TopBetaSettings
 from outpace.acceptance.typical import Typical
 from outpace.certify.bound import certify_bound, corners_of
 from outpace.certify.certificate import Certificate
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.methods.registry import build, find
+from outpace.engine.method import Method
+from outpace.methods.registry import Context, build, find
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +36,7 @@ def test_the_promise_holds_and_is_nearly_reached(name: str) -> None:
     assert all(one.total_variation < 1e-6 for one in lossless)
     others = [one for one in found.bounds if not one.lossless]
     assert all(one.holds and one.nodes > 100 for one in others)
-    assert max(one.tightest or 0.0 for one in others) > 0.9
+    assert max(share for one in others for share in one.nearest) > 0.9
     assert "never near" not in found.verdict, found.verdict
     assert max(one.total_variation for one in others) > 0.01
 
@@ -71,6 +73,38 @@ def test_the_promise_holds_over_other_drafters(method: str, name: str) -> None:
     assert check.nodes >= 3
     assert "was not enumerated" not in check.note
     assert "nothing was drafted" not in check.note
+
+
+def test_a_rule_in_the_label_is_certified_at_its_corners() -> None:
+    found = outpace.certify("pld@top-beta", level="bound", cells=1)
+    same = outpace.certify("pld", level="bound", rule="top-beta", cells=1)
+    assert found.passed and "identical in distribution with" in found.verdict
+    assert (found.verdict, found.bounds) == (same.verdict, same.bounds)
+
+
+def test_nothing_is_said_of_outputs_that_could_not_be_enumerated() -> None:
+    tiny = {**find("rsd").tiny, "beam": 2}  # drawn with continuous noise
+    rule = find_rule("top-beta", {"tau": 0.0})
+    found = certify_bound("rsd", lambda context, one: build("rsd", context, tiny, one), rule, most=1, nodes=1)
+    assert found.passed
+    assert "identical" not in found.verdict
+    assert "whole outputs could not be enumerated with top-beta(" in found.verdict
+    assert "continuous noise" in found.bounds[0].note
+
+
+def test_a_method_that_fails_is_no_certificate() -> None:
+    def broken(context: Context, rule: AcceptanceRule) -> Method:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        certify_bound("pld", broken, find_rule("top-beta", {"tau": 0.0}), most=1, nodes=0)
+
+
+def test_the_controller_that_is_named_decides_how_much_is_drafted() -> None:
+    found = outpace.certify("draft-model", level="bound", rule="top-beta", controller="entropy", cells=1)
+    assert found.passed and any(one.total_variation > 0.0 for one in found.bounds)
+    with pytest.raises(BadInput, match="oracle"):
+        outpace.certify("draft-model", level="bound", rule="top-beta", controller="oracle", cells=1)
 
 
 def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
@@ -161,6 +195,18 @@ class Cautious(Cactus):
         return 10 * self.settings.delta
 
 
+class LooseAboveZero(TopBeta):
+    """Promises too much above temperature 0, and what it takes at 0."""
+
+    name = "loose-above-0"
+    aliases = ()
+    corners = ({"tau": 0.05, "beta": 2},)
+    Settings = TopBetaSettings
+
+    def limit(self, node: NodeView) -> float:
+        return 1.0
+
+
 class OnlyInGroups(Typical):
     """Promises identity at temperature 0, and has another threshold there."""
 
@@ -215,8 +261,10 @@ def test_a_bound_that_is_never_near_its_limit_is_reported() -> None:
     found = planted(Cautious)
     assert found.passed
     assert "never near its limit" in found.verdict
-    assert found.bounds[0].tightest == pytest.approx(0.1, abs=0.01)
-    assert not [one for one in planted(Exactly).bounds if (one.tightest or 0.0) < 0.9]
+    assert found.bounds[0].nearest == (pytest.approx(0.1, abs=0.01),)
+    found = planted(LooseAboveZero)
+    assert found.passed and "never near its limit" in found.verdict
+    assert not [one for one in planted(Exactly).bounds if min(one.nearest, default=0.0) < 0.9]
 
 
 class Exactly(Cactus):

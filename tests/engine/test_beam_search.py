@@ -230,7 +230,7 @@ def test_what_no_group_can_honour_is_refused_in_words(monkeypatch: pytest.Monkey
     for penalty in (1000.0, -1000.0):
         for early in (False, "never"):
             beams = BeamOptions(2, length_penalty=penalty, early_stopping=early)
-            with pytest.raises(BadInput, match="length_penalty .* no score that is a number; it must be between -"):
+            with pytest.raises(BadInput, match=r"length_penalty .* no score that is a number; it must be between -"):
                 decoder.submit(replace(request, beams=beams))
     monkeypatch.setattr(machine, "free_memory", lambda: 100)
     target.kv_bytes_per_token = 10

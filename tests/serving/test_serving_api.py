@@ -285,7 +285,12 @@ def test_a_lossy_rule_is_used_where_it_is_asked_for_and_named_in_the_usage() -> 
         answer = chat(to, speculation=wish)
         named = "typical(epsilon=0.2, delta=0.3, greedy_first=True)"
         assert answer["usage"]["speculation"]["lossy"] == named
-        assert chat(to)["usage"]["speculation"]["lossy"] is None
+        assert answer["lossy"] == named
+        assert all(chunk["lossy"] == named for chunk in events(to, CHAT, messages=USER, speculation=wish))
+        plain = chat(to)
+        assert plain["usage"]["speculation"]["lossy"] is None
+        assert "lossy" not in plain
+        assert 'outpace:lossy_requests_total{model_name="toy",rule="typical"} 2.0' in to.get("/metrics").text
 
 
 def test_bodies_that_are_no_json_are_refused() -> None:

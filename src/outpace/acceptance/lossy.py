@@ -1,7 +1,8 @@
 """Lossy rules: settings, a promise about the committed token (:mod:`outpace.acceptance.bounds`), and common steps.
 
-A lossy rule trades accuracy for accepted tokens by its settings. It never commits a token that the request's sampling
-parameters exclude, and it is never a default. ``outpace certify METHOD --rule RULE --level bound`` tests its promise.
+A lossy rule trades accuracy for accepted tokens by its settings. Above temperature 0 it never commits a token that the
+request's sampling parameters exclude (at 0 they exclude nothing), and it is never a default. ``outpace certify METHOD
+--rule RULE --level bound`` tests its promise.
 """
 
 from __future__ import annotations

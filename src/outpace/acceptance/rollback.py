@@ -7,8 +7,8 @@ stands at any distance; above temperature 0, where the paper does not sample, to
 recursive rejection. The fallback policy, which ends a draft where the draft model is unsure, is method ``bild``.
 
 Promise: where max p < exp(-distance), no token is relaxed. Elsewhere the total variation is at most 1 -
-exp(-distance), and at temperature 0 the excess negative log-likelihood at most distance + log max p. With distance 0
-the rule is recursive rejection, and at temperature 0 the greedy walk.
+exp(-distance), and at temperature 0 the excess negative log-likelihood at most distance + log max p, and 0 where 1 -
+max p < exp(-distance). With distance 0 the rule is recursive rejection, and at temperature 0 the greedy walk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rollback(Forgiving[RollbackSettings]):
     @property
     def bound(self) -> Bound:
         limit = "1 - exp(-distance) where max p >= exp(-distance), else 0"
-        return Bound(TOTAL_VARIATION, limit, "distance + log max p")
+        return Bound(TOTAL_VARIATION, limit, "distance + log max p where 1 - max p >= exp(-distance), else 0")
 
     @property
     def exact(self) -> bool:
@@ -56,7 +56,9 @@ class Rollback(Forgiving[RollbackSettings]):
         return super().limit(node) if self._relaxes(node) else 0.0
 
     def greedy_limit(self, node: NodeView) -> float:
-        return max(0.0, super().greedy_limit(node))
+        # Another token than the best one has at most what that one leaves.
+        another = 1.0 - node.highest >= self.least(node) * (1.0 - 1e-6)
+        return max(0.0, super().greedy_limit(node)) if another else 0.0
 
     def accepted(self, node: NodeView) -> Callable[[int], bool]:
         least = self.least(node)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -108,7 +109,8 @@ class _Run:
                 self.constraints[prompt.id] = compiled(grammar, model.tokenizer, settings.grammar_limits)
         if not self.constraints and ConstraintWeighting.read(self.params.constraint_weighting).weighs:
             raise BadInput(NO_GRAMMAR)
-        self.meter = QualityMeter(model, settings.params) if settings.quality else None
+        under = partial(self._under, params=settings.params)
+        self.meter = QualityMeter(model, settings.params, under) if settings.quality else None
         size = settings.batch_size
         self.batches = batches(self.prompts, size if size == 1 else size * _REFILLS)
         self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)

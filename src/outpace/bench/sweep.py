@@ -14,7 +14,7 @@ from outpace.core.names import did_you_mean, normalised
 from outpace.methods.bindings import split, split_rule
 from outpace.methods.registry import canonical, configured, find
 
-MOST = 32
+MOST = 64
 """Rows that sweeps may add up to."""
 
 Sweep = Mapping[str, Sequence[Any]]
@@ -69,7 +69,8 @@ def _settings_of(label: str) -> dict[str, str]:
 def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(label, setting) of the methods that a sweep is for."""
     label, dot, name = key.rpartition(".")
-    judged = [one for one in methods if label and normalised(_rule_settings(one)[0]) == normalised(label)]
+    rule = _rule_named(label)
+    judged = [one for one in methods if rule and _rule_named(_rule_settings(one)[0]) == rule]
     if dot and not judged and _method(key, label, methods) not in methods:
         hint = did_you_mean(label, list(methods)) or f"compared: {', '.join(methods)}"
         raise BadInput(f"sweep of '{key}': '{label}' is not among the compared methods; {hint}")
@@ -82,13 +83,18 @@ def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[st
     return found
 
 
+def _rule_named(name: str) -> str:
+    """The rule that a name or an alias means; "" for none."""
+    return next((rule.name for one, rule in rules().items() if normalised(one) == normalised(name)), "")
+
+
 def _method(key: str, label: str, methods: Mapping[str, Any]) -> str:
     """The method that a sweep names. Raises BadInput for a name that is none, or that of a rule."""
     try:
         return canonical(label)
     except BadInput:
-        rule = next((one for one in rules() if normalised(one) == normalised(label)), None)
-        if rule is None:
+        rule = _rule_named(label)
+        if not rule:
             raise
         example = f"{split_rule(next(iter(methods)))[0]}@{rule}"
         raise BadInput(

@@ -82,10 +82,10 @@ def certify(
         if is_population(method, settings):
             return certify_population(method, settings, most=cells, on_progress=on_progress)
     check_method(method, level, settings, rule)
+    choice = ControllerChoice(controller) if isinstance(controller, str) else controller
     if level == "bound":
-        return _bound(method, settings, rule, params, cells, on_progress)
+        return _bound(method, settings, rule, choice, params, cells, on_progress)
     if level == "exact":
-        choice = ControllerChoice(controller) if isinstance(controller, str) else controller
         return _exact(method, settings, rule, choice, params, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
@@ -256,18 +256,21 @@ def _bound(
     name: str,
     settings: Mapping[str, Any] | None,
     rule: str | AcceptanceRule | None,
+    controller: ControllerChoice | None,
     params: SamplingParams | None,
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
     from outpace.certify.bound import certify_bound
     from outpace.certify.exact import tiny_context
-    from outpace.methods.registry import build, find
+    from outpace.methods.bindings import split_rule
+    from outpace.methods.registry import build, canonical, find
 
     tiny = {**find(name).tiny, **(settings or {})}
+    drafting = split_rule(canonical(name))[0]  # a rule in the label would count before that of a corner
 
     def make(context: Context, rule: AcceptanceRule) -> Method:
-        return build(name, context, tiny, rule)
+        return build(drafting, replace(context, controller=controller), tiny, rule)
 
     judge = build(name, tiny_context(3, 0), tiny, rule).rule
     sampling = _sampling(judge, params)

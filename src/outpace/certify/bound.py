@@ -32,6 +32,7 @@ from outpace.certify.distributions import (
 from outpace.certify.exact import PROMPTS, SAMPLING, TOLERANCE, Setting, requests
 from outpace.certify.rule_findings import RuleFindings
 from outpace.certify.rule_nodes import enumerate_nodes
+from outpace.core.chance import NotEnumerable
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.engine.method import Method
@@ -114,12 +115,13 @@ def _enumerate_outputs(found: RuleFindings, make: MakeWith, cell: Setting, param
     batch = partial(requests, lambda context: make(context, found.rule), cell, params)
     try:
         outputs, drafted = enumerated_distribution(batch, _OUTCOMES)
-    except (NotImplementedError, RuntimeError) as reason:
+    except NotEnumerable as reason:
         if cell.length > _SHORTEST:
             _enumerate_outputs(found, make, replace(cell, length=cell.length - 1), params)
         else:
             found.notes.append(f"{cell} was not enumerated: {reason}")
         return
+    found.outputs += 1
     plain = autoregressive_distribution(table, cell.vocab_size, params, cell.prompt, cell.length)
     found.total_variation = max(found.total_variation, _variation(outputs, plain))
     if found.rule.exact and (error := distance(outputs, plain)) > TOLERANCE:
@@ -159,9 +161,10 @@ def _after(table: Table, cell: Setting, params: SamplingParams, start: Output) -
 def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Certificate:
     broken = [check for check in checks if check.holds is False]
     unbounded = [check for check in checks if check.holds is None]
-    loose = [check for check in checks if check.holds and check.tightest is not None and check.tightest < NEAR]
+    loose = [check for check in checks if check.holds and any(one < NEAR for one in check.nearest)]
     lossless = [check for check in checks if check.lossless]
     untested = [check.rule for check in checks if UNTESTED in check.note]
+    unseen = [check.rule for check in checks if not check.outputs]
     nodes = sum(check.nodes for check in checks)
     if broken:
         verdict = f"the bound does not hold: {broken[0].rule}: {broken[0].where}"
@@ -179,6 +182,8 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
         verdict += f"; identical in distribution with {', '.join(check.rule for check in lossless)}"
     if not broken and untested:
         verdict += f"; not tested by outputs this short: {', '.join(untested)}"
+    if not broken and unseen:
+        verdict += f"; whole outputs could not be enumerated with {', '.join(unseen)}"
     if not broken and loose:
         verdict += f"; never near its limit (below {NEAR:.0%} of it) with {', '.join(check.rule for check in loose)}"
     certificate = Certificate(name, "bound", rule.lossless and not broken, verdict)

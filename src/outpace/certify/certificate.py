@@ -63,8 +63,9 @@ class BoundCheck:
     """What was found of a rule's promise with one choice of settings (``rule``).
 
     ``holds``: None where it promises nothing. ``lossless``: the settings mean lossless, and outputs are so.
-    ``nodes``: how many were compared; ``largest``: the largest divergence of these; ``tightest``: the largest share of
-    a limit that was reached. ``total_variation``: the largest of whole outputs. ``where``: what broke the promise.
+    ``nodes``: how many were compared; ``outputs``: settings in which whole outputs were; ``largest``: the largest
+    divergence of nodes; ``nearest``: the largest share of a limit that was reached, above temperature 0 and at it,
+    where there are limits. ``total_variation``: the largest of whole outputs. ``where``: what broke the promise.
     """
 
     rule: str
@@ -73,8 +74,9 @@ class BoundCheck:
     lossless: bool
     holds: bool | None
     nodes: int
+    outputs: int
     largest: float | None
-    tightest: float | None
+    nearest: tuple[float, ...]
     total_variation: float
     where: str = ""
     note: str = ""

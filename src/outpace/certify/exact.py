@@ -32,7 +32,7 @@ from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.certify.toy_grammar import Brackets
 from outpace.certify.toy_languages import SHORT
-from outpace.core.chance import SeededChance
+from outpace.core.chance import NotEnumerable, SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.datastore.store import Datastore
 from outpace.engine.method import Method
@@ -244,7 +244,7 @@ def certify_exact(
             proposal_distribution, count = enumerated_distribution(partial(requests, make, setting, params), outcomes)
             error = distance(proposal_distribution, plain)
             checks.append(Check(str(setting), error <= TOLERANCE, max_abs_error=error))
-        except (NotImplementedError, RuntimeError) as reason:
+        except NotEnumerable as reason:
             p_value, freedom, count = _sampled(partial(requests, make, setting, params), plain, samples, seed)
             checks.append(Check(str(setting), None, p_value=p_value, note=f"sampled: {reason}"))
             freedoms.append(freedom)

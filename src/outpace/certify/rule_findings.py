@@ -21,8 +21,11 @@ class RuleFindings:
 
     rule: AcceptanceRule
     nodes: int = 0
+    outputs: int = 0
+    """Settings in which whole outputs were enumerated."""
     largest: float | None = None
-    tightest: float | None = None
+    nearest: dict[str, float] = field(default_factory=dict)
+    """The largest share of a limit that was reached, by measure."""
     worst: float = 0.0
     where: str = ""
     total_variation: float = 0.0
@@ -47,7 +50,7 @@ class RuleFindings:
             self.worst = value - limit
             self.where = f"{where}: {measure} {value:.4g}, limit {limit:.4g}"
         if limit > TOLERANCE and math.isfinite(limit):
-            self.tightest = max(value / limit, self.tightest or 0.0)
+            self.nearest[measure] = max(value / limit, self.nearest.get(measure, 0.0))
 
     def fail(self, size: float, where: str) -> None:
         """Something that needs no limit is wrong."""
@@ -61,11 +64,12 @@ class RuleFindings:
             rule=self.rule.described,
             measure=None if bound is None else bound.measure,
             limit=None if bound is None else bound.limit,
-            lossless=self.rule.exact and not self.worst,
+            lossless=self.rule.exact and not self.worst and self.outputs > 0,
             holds=not self.worst if promised else None,
             nodes=self.nodes,
             largest=self.largest,
-            tightest=self.tightest,
+            outputs=self.outputs,
+            nearest=tuple(self.nearest.values()),
             total_variation=self.total_variation,
             where=self.where,
             note="; ".join(self.notes),

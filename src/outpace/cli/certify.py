@@ -156,7 +156,10 @@ def _show_bounds(certificate: Certificate) -> None:
             escape("none" if one.measure is None else f"{one.measure} <= {one.limit}"),
             "lossless" if one.lossless else words,
             "-" if one.largest is None else f"{one.largest:.3g}",
-            "-" if one.tightest is None else f"{one.tightest:.0%}",
+            ", ".join(f"{share:.0%}" for share in one.nearest) or "-",
             f"{one.total_variation:.3g}",
         )
     console.print(table)
+    for one in certificate.bounds:
+        if one.note:
+            console.print(f"  [dim]{escape(one.rule)}: {escape(one.note)}", soft_wrap=True)

@@ -48,8 +48,8 @@ def _list(found: list[type[AcceptanceRule]]) -> None:
     out().print(table)
     err().print(
         "\n[dim]Lossless rules keep the output distribution of autoregressive decoding. Lossy ones are used only where "
-        "--rule names them; what a rule promises, and its settings: outpace rules NAME. To test a promise: outpace "
-        "certify METHOD --rule NAME --level bound."
+        "--rule, or a label such as pld@top-beta, names them; what a rule promises, and its settings: outpace rules "
+        "NAME. To test a promise: outpace certify METHOD --rule NAME --level bound."
     )
 
 

@@ -269,14 +269,18 @@ class _PathStream:
         return taken
 
     def uniform(self) -> float:
-        raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
+        raise NotEnumerable("continuous noise cannot be enumerated; certify this method statistically")
 
     def gumbel(self, n: int) -> Tensor:
-        raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
+        raise NotEnumerable("continuous noise cannot be enumerated; certify this method statistically")
 
     def race(self, weights: Tensor) -> int:
         shares = weights.double() / checked_cumsum(weights)[-1]
         return self._path.race((self._position, self._purpose), tuple(shares.tolist()))
+
+
+class NotEnumerable(NotImplementedError):
+    """A program has continuous noise, or too many outcomes."""
 
 
 class Enumeration:
@@ -291,7 +295,7 @@ class Enumeration:
     def outcomes(program: Callable[[ChanceSource], T], limit: int = 10_000_000) -> Iterator[tuple[T, float]]:
         """Yield ``(result, weight)`` for every branch; the weights sum to one.
 
-        Raises RuntimeError when there are more than ``limit`` branches.
+        Raises NotEnumerable when there are more than ``limit`` branches.
         """
         script: list[tuple[int, list[_Branch]]] = []
         for _ in range(limit):
@@ -304,4 +308,4 @@ class Enumeration:
                 return
             index, branches = script[-1]
             script[-1] = (index + 1, branches)
-        raise RuntimeError(f"more than {limit} branches to enumerate")
+        raise NotEnumerable(f"more than {limit} branches to enumerate")

@@ -55,6 +55,8 @@ class _Answers:
     _tracers: dict[int, Tracer] = field(default_factory=dict, kw_only=True)
 
     def _object(self, kind: str, choices: Seq[Json], **more: Any) -> Json:
+        if (lossy := self.job.requests[0].method.lossy) is not None:
+            more = {"lossy": lossy, **more}  # in every chunk: not all callers ask for the usage
         return {
             "id": self.job.id,
             "object": kind,

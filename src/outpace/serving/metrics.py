@@ -107,6 +107,12 @@ class Metrics:
             ["model_name", "finished_reason"],
             **about,
         )
+        self.lossy = prometheus.Counter(
+            "outpace:lossy_requests",
+            "Ended requests that were decoded with a lossy rule, or by a method that is lossy whatever its rule.",
+            ["model_name", "rule"],
+            **about,
+        )
         self.refused = prometheus.Counter(
             "outpace:http_errors", "Answers with an error, by status code.", ["status"], **about
         )
@@ -234,6 +240,10 @@ class RequestWatch:
         self._observe("request_prompt_tokens", prompt)
         self._observe("request_generation_tokens", tokens)
         self._add("spec_decode_num_requests", int(generation.metrics.drafted > 0))
+        method = generation.request.method
+        if method.lossy is not None:  # the name alone: settings are the callers' to choose, and each would be a series
+            rule = method.name if method.rule.exact else method.rule.name
+            self._metrics.lossy.labels(self._model, rule).inc()
         each = (self._last - self._first) / (tokens - 1) if tokens > 1 else 0.0
         if tokens > 1:
             self._observe("request_time_per_output_token_seconds", each)

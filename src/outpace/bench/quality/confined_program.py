@@ -21,6 +21,8 @@ from typing import Any
 
 CANNOT_CONFINE = 97
 """Exit code where the system has no such filter: then nothing was run."""
+UNCONFINED = b"unconfined "
+"""Written before the word to ``report`` in that case, as a program could end with the same code."""
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CALLS: dict[str, tuple[int | None, int | None]] = {
@@ -91,11 +93,12 @@ def _confine(seconds: float, memory: int) -> None:
 def main() -> None:
     """Confine this process, and run what standard input gives."""
     task = json.load(sys.stdin)
+    report, word = task["report"], task["word"].encode()
     try:
         _confine(task["seconds"], task["memory"])
     except (OSError, ValueError):
+        os.write(report, UNCONFINED + word)
         os._exit(CANNOT_CONFINE)
-    report, word = task["report"], task["word"].encode()
     space: dict[str, Any] = {"__name__": "answer"}
     exec(compile(task["program"], "answer", "exec"), space)
     exec(compile(task["tests"], "tests", "exec"), space)

@@ -21,18 +21,20 @@ class Likelihood:
 
     ``nll``: negative log-likelihood in nats, of the target's logits after penalties, bias and processors, at the
     request's temperature, at 1 for temperature 0; top-k, top-p and min-p are left out, because a token outside them
-    would have none. ``not_first``: tokens that are not the target's first choice after the same tokens, near ties left
-    out where rows round differently when they are scored together.
+    would have none. ``not_first``: tokens that are not the target's first choice after the same tokens; ``near_ties``:
+    further ones that are not either, but so near to it that rounding may decide, where rows round differently when they
+    are scored together.
     """
 
     tokens: int
     nll: float
     not_first: int
+    near_ties: int
 
 
 def likelihood(target: Target, context: Sequence[int], answer: Sequence[int], params: SamplingParams) -> Likelihood:
     """The likelihood of ``answer`` after ``context``, both token ids."""
-    total, not_first = 0.0, 0
+    total, not_first, near_ties = 0.0, 0, 0
     tolerance = 0.0 if target.batch_invariant else near_tie_gap(target.dtype)
     with prefilled(target, context, (), params) as sequence:
         for begin in range(0, len(answer), _ROWS):
@@ -44,8 +46,9 @@ def likelihood(target: Target, context: Sequence[int], answer: Sequence[int], pa
             log_probs = (logits / (params.temperature or 1.0)).double().log_softmax(-1)
             total -= float(log_probs.gather(1, chosen[:, None]).sum())
             below = logits.amax(-1) - logits.gather(1, chosen[:, None])[:, 0]
-            not_first += int((below > tolerance).sum())
+            not_first += (beyond := int((below > tolerance).sum()))
+            near_ties += int((below > 0).sum()) - beyond
             target.commit(scores, [list(range(len(tree)))])
             sequence.tokens.extend(part)
             sequence.sampler.extend(part)
-    return Likelihood(len(answer), total, not_first)
+    return Likelihood(len(answer), total, not_first, near_ties)

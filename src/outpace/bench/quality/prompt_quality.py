@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outpace.bench.method_records import MethodRecords
@@ -38,15 +38,20 @@ class PromptQuality:
     right: bool | None = None
     answered: bool = True
     cut_off: bool = False
+    near_ties: int = 0
 
 
 @dataclass(slots=True)
 class QualityMeter:
-    """Measures the answers of a batch of prompts. Answers that methods share are scored by the target once."""
+    """Measures the answers of a batch of prompts. Answers that methods share are scored by the target once.
+
+    ``under``: the sampling parameters of a prompt, by its id, with its grammar: that is a part of the target.
+    """
 
     model: Model
     params: SamplingParams
-    _known: Lru[tuple[tuple[int, ...], tuple[int, ...]], Likelihood] = field(default_factory=lambda: Lru(_KEPT))
+    under: Callable[[str], SamplingParams]
+    _known: Lru[tuple[int, tuple[int, ...], tuple[int, ...]], Likelihood] = field(default_factory=lambda: Lru(_KEPT))
 
     def traces(self, entry: MethodRecords) -> bool:
         """Whether the method's rounds must be kept to measure it."""
@@ -66,8 +71,11 @@ class QualityMeter:
     def _measured(
         self, prompt: Prompt, entry: MethodRecords, record: Record, reference: Record | None
     ) -> PromptQuality:
-        likely = [self._likelihood(answer) for answer in record.answers]
-        varied = [self._variation(prompt, turn, entry, answer) for turn, answer in enumerate(record.answers)]
+        params = self.under(prompt.id)
+        likely = [self._likelihood(answer, params) for answer in record.answers]
+        varied = [
+            self._variation(f"{prompt.id}/{turn}", entry, answer, params) for turn, answer in enumerate(record.answers)
+        ]
         compared = zip(record.answers, reference.answers if reference and self.params.greedy else (), strict=False)
         pairs = [(ours.tokens, theirs.tokens) for ours, theirs in compared]
         right, answered, cut_off = self._score(prompt, record)
@@ -82,21 +90,21 @@ class QualityMeter:
             right,
             answered,
             cut_off,
+            sum(one.near_ties for one in likely),
         )
 
-    def _likelihood(self, answer: Answer) -> Likelihood:
-        key = answer.context, answer.tokens
+    def _likelihood(self, answer: Answer, params: SamplingParams) -> Likelihood:
+        key = id(params.constraint), answer.context, answer.tokens
         found = self._known.get(key)
         if found is None:
-            found = likelihood(self.model.target, *key, self.params)
+            found = likelihood(self.model.target, answer.context, answer.tokens, params)
             self._known.put(key, found)
         return found
 
-    def _variation(self, prompt: Prompt, turn: int, entry: MethodRecords, answer: Answer) -> Variation:
+    def _variation(self, seed: str, entry: MethodRecords, answer: Answer, params: SamplingParams) -> Variation:
         if not answer.rounds:
             return Variation()
-        seed = f"{prompt.id}/{turn}"
-        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, self.params, seed)
+        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, params, seed)
         answer.rounds = ()  # trees with their q rows: megabytes
         return found
 

@@ -7,7 +7,10 @@ excess_nll                 nll minus that of autoregressive decoding's answers t
 excess_nll_ci95            its 95 % interval: paired bootstrap over prompts
 tv                         total variation between what a token is committed from and the target's distribution after
                            the same tokens, mean over tokens; at temperature 0 the share of tokens that are not the
-                           target's first choice; null where a rule has no closed form
+                           target's first choice, of lossless rules without near ties, which rounding decides; null
+                           where a rule has no closed form
+near_ties                  share of tokens that are not the target's first choice, but as near to it as rounding
+                           reaches; of autoregressive decoding what rounding alone gives; null above temperature 0
 edit_distance              tokens to insert, delete or replace to get from the greedy answer, over the longer one's
                            tokens; null above temperature 0
 score                      share of the scored answers that are right; of: their number
@@ -42,6 +45,7 @@ EMPTY: dict[str, Any] = {
     "of": None,
     "nll": None,
     "excess_nll_ci95": None,
+    "near_ties": None,
     "edit_distance": None,
     "score_difference": None,
     "score_difference_ci95": None,
@@ -66,6 +70,7 @@ def quality_row(
         **EMPTY,
         "nll": total_rate(_nll(one) for one in ours.values()),
         "tv": _tv(list(ours.values()), lossless, greedy),
+        "near_ties": total_rate((one.near_ties, one.tokens) for one in ours.values()) if greedy else None,
         "edit_distance": total_rate((one.edits, one.longest) for one in ours.values()),
     }
     ours_nll, theirs_nll = [_nll(one) for one, _ in both], [_nll(one) for _, one in both]
@@ -100,6 +105,7 @@ def _nll(one: PromptQuality) -> Rate:
 
 def _tv(prompts: Sequence[PromptQuality], lossless: bool, greedy: bool) -> float | None:
     if greedy:
-        return total_rate((one.not_first, one.tokens) for one in prompts)
+        # A lossy rule may commit a near tie by its settings: all of these count.
+        return total_rate((one.not_first + (0 if lossless else one.near_ties), one.tokens) for one in prompts)
     # Above temperature 0 that of a lossless rule is 0 by its certificate; nothing is measured.
     return 0.0 if lossless and prompts else total_rate((one.tv, one.tv_nodes) for one in prompts)

@@ -39,6 +39,8 @@ from outpace.targets.base import TreeScores
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outpace.core.sampling import SamplingParams
+
 
 _LARGEST = 600.0
 """Logarithm of the largest power of a length that is divided by: far below that of the largest float."""
