@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cli_support import Run, refused
-from outpace.acceptance.base import TopDown, TreeByTree, Verdict
+from outpace.acceptance.base import AcceptanceRule, TopDown, TreeByTree, Verdict
 from outpace.acceptance.registry import find_rule
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.acceptance.rule_text import rule_from
@@ -24,9 +25,10 @@ from outpace.bench.quality import realised_tv
 from outpace.bench.quality.edit_distance import edit_distance
 from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.quality.likelihood import likelihood
+from outpace.bench.quality.measured_nodes import NODES, MeasuredNodes
 from outpace.bench.quality.prompt_quality import PromptQuality
 from outpace.bench.quality.quality_row import EMPTY, quality_row
-from outpace.bench.quality.realised_tv import variation
+from outpace.bench.quality.realised_tv import Variation, variation
 from outpace.bench.runner import run
 from outpace.bench.statistics import (
     difference_interval,
@@ -45,6 +47,7 @@ from outpace.core.tree import Draw, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.method import Method
 from outpace.engine.request import RoundTrace
+from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.task import CodeTests, ExactAnswer
 from outpace.targets.base import TreeScores
@@ -81,6 +84,12 @@ class Sampler(Drafter[DraftState]):
 
     def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         return [TokenTree.chain([3] * budget.depth, [QRow(torch.ones(VOCAB))] * budget.depth) for budget in budgets]
+
+
+def measured(model: Model, context: tuple[int, ...], rounds: list[RoundTrace], rule: AcceptanceRule) -> Variation:
+    nodes = MeasuredNodes(0)
+    nodes.follow(rounds)
+    return variation(model.target, context, rounds, rule, T1, nodes.places)
 
 
 def probs(logits: Tensor) -> Tensor:
@@ -127,10 +136,10 @@ def test_the_total_variation_is_that_of_all_draws_and_outcomes() -> None:
     for place, q in enumerate(q_rows):
         p = probs(table((*context, 5, 6)[: 3 + place]))
         expected += float((committed(p, q, Lenient.least) - p).abs().sum()) / 2
-    found = variation(model.target, context, rounds, Lenient(), T1)
+    found = measured(model, context, rounds, Lenient())
     assert found.nodes == 4  # the bonus token and the step without a draft are the target's own
     assert found.total == pytest.approx(expected, abs=2e-2)  # 0.99 of q is replaced
-    exact = variation(model.target, context, rounds, RecursiveRejection(), T1)
+    exact = measured(model, context, rounds, RecursiveRejection())
     assert exact.total == pytest.approx(0.0, abs=2e-2)
 
 
@@ -141,7 +150,7 @@ def test_deterministic_draft_tokens_and_siblings_have_a_closed_form() -> None:
     tree.add(-1, 6)
     tree.add(first, 7)
     rounds = [RoundTrace(tree, (0, 2), (5, 7, 9))]
-    found = variation(model.target, (1, 2, 3), rounds, Lenient(), T1)
+    found = measured(model, (1, 2, 3), rounds, Lenient())
     expected = 0.0
     for before, tokens in (((1, 2, 3), (5, 6)), ((1, 2, 3, 5), (7,))):
         p = probs(table_of(model).table(before))
@@ -153,7 +162,7 @@ def test_deterministic_draft_tokens_and_siblings_have_a_closed_form() -> None:
         expected += float((out - p).abs().sum()) / 2
     assert found.nodes == 3
     assert found.total == pytest.approx(expected, abs=1e-6)
-    assert variation(model.target, (1, 2, 3), rounds, RecursiveRejection(), T1).total == pytest.approx(0, abs=1e-6)
+    assert measured(model, (1, 2, 3), rounds, RecursiveRejection()).total == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +191,10 @@ def test_closed_forms_are_those_of_all_draws_and_outcomes(text: str, monkeypatch
     sampled, moved = TokenTree.chain([5, 6], [QRow(q / q.sum())] * 2), 0.0
     for tree in (sampled, TokenTree.chain([5, 6])):
         rounds = [RoundTrace(tree, (0, 1), (5, 6, 7))]
-        found = variation(model.target, (1, 2, 3), rounds, rule, T1)
+        found = measured(model, (1, 2, 3), rounds, rule)
         with monkeypatch.context() as patched:
             patched.setattr(realised_tv, "closed_form", lambda *_: None)
-            enumerated = variation(model.target, (1, 2, 3), rounds, rule, T1)
+            enumerated = measured(model, (1, 2, 3), rounds, rule)
         assert (found.nodes, enumerated.nodes) == (3, 3)
         assert found.total == pytest.approx(enumerated.total, abs=1e-5)
         moved += found.total
@@ -214,10 +223,25 @@ class Whole(TreeByTree):
         return Verdict((), chance.categorical(scores.distribution.at(-1)))
 
 
+def test_every_token_is_measured_equally_often_and_other_trees_are_dropped() -> None:
+    counts = Counter[tuple[int, int]]()
+    for seed in range(2000):
+        rounds: list[RoundTrace] = []
+        nodes = MeasuredNodes(seed)
+        for length in (1, 3, 1, 2, 1):
+            rounds.append(RoundTrace(TokenTree.chain([5] * length), tuple(range(length - 1)), (5,) * length))
+            nodes.follow(rounds)
+        counts.update(nodes.places)
+        assert {at for at, one in enumerate(rounds) if len(one.tree)} == {at for at, _ in nodes.places}
+        assert [len(one.committed) for one in rounds] == [1, 3, 1, 2, 1]
+    assert len(counts) == 8
+    assert all(abs(count / 2000 - NODES / 8) < 0.06 for count in counts.values())
+
+
 def test_a_rule_without_a_closed_form_has_no_total_variation() -> None:
     model = make()
     rounds = [RoundTrace(TokenTree.chain([5]), (0,), (5, 6))]
-    assert variation(model.target, (1, 2), rounds, Peeking(), T1).nodes <= 1
+    assert measured(model, (1, 2), rounds, Peeking()).nodes <= 1
     settings = replace(SHORT, quality=True, params=T1)
     found = run(model, [method(model, "odd", rule=Whole())], PROMPTS, settings)
     assert found["methods"][1]["quality"]["tv"] is None

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from outpace.bench.quality.measured_nodes import MeasuredNodes
 from outpace.certify.near_ties import gap, parting
 from outpace.core.metrics import PHASES, RequestMetrics, total
 from outpace.core.sampling import SamplingParams
@@ -39,6 +40,8 @@ class Answer:
     """Whether it reached the length limit."""
     rounds: Sequence[RoundTrace] = ()
     """Its rounds, where the request was traced."""
+    nodes: Sequence[tuple[int, int]] = ()
+    """Those of its nodes whose rounds have kept their trees, if not all have."""
     counts: Sequence[RoundCount] = ()
     """What its rounds drafted and committed, where the request counted them."""
     wall: float = 0.0
@@ -111,6 +114,7 @@ class _Place:
     waited: float = 0.0
     """Seconds since its submission in which its batch did nothing."""
     waited_until_first: float = 0.0
+    nodes: MeasuredNodes | None = None
 
     @property
     def running(self) -> bool:
@@ -127,7 +131,17 @@ class _Place:
         tokens, wall = tuple(one.tokens), max(0.0, one.metrics.seconds - self.waited)
         error = None if one.error is None else str(one.error)
         return Answer(
-            one.request.prompt, tokens, metrics, ttft, cut_off, one.rounds, one.round_counts, wall, incomplete, error
+            one.request.prompt,
+            tokens,
+            metrics,
+            ttft,
+            cut_off,
+            one.rounds,
+            () if self.nodes is None else self.nodes.places,
+            one.round_counts,
+            wall,
+            incomplete,
+            error,
         )
 
 
@@ -135,15 +149,22 @@ class AnswerBatch:
     """Requests that are decoded ``at_once`` (None: all), and those that keep their places when the last ones have
     joined. Nothing is open in the target before the first :meth:`step` and after :meth:`close`.
 
-    ``keep_failed``: see :func:`answer_together`.
+    ``keep_failed``: see :func:`answer_together`. ``nodes``: of each request, if given: the other trees are dropped.
     ``peak_memory_mb``: of the process during its turns; ``disturbed``: whether costs were measured in one of them; both
     where somebody looks (:mod:`outpace.bench.slices`).
     """
 
     def __init__(
-        self, target: Target, requests: Sequence[Request], at_once: int | None = None, *, keep_failed: bool = False
+        self,
+        target: Target,
+        requests: Sequence[Request],
+        at_once: int | None = None,
+        *,
+        keep_failed: bool = False,
+        nodes: Sequence[MeasuredNodes] = (),
     ) -> None:
         self.decoder = Decoder(target)
+        self.nodes = nodes
         self.requests, self.at_once, self.keep_failed = requests, at_once or len(requests), keep_failed
         self.places: list[_Place] = []
         self.joined = 0
@@ -199,8 +220,11 @@ class AnswerBatch:
         while len(self.places) < self.at_once:
             request = self.requests[self.joined % len(self.requests)]
             if self.joined >= len(self.requests):
-                request = replace(request, namespace="")  # nothing is learned twice from one prompt
-            self.places.append(_Place(self.joined, self.decoder.submit(request)))
+                request = replace(request, namespace="", trace=False)  # nothing is learned twice from one prompt
+            place = _Place(self.joined, self.decoder.submit(request))
+            if self.joined < len(self.nodes):
+                place.nodes = self.nodes[self.joined]
+            self.places.append(place)
             self.joined += 1
         return self.places[before:]
 
@@ -209,6 +233,9 @@ class AnswerBatch:
         before = dict(lead.phase_seconds)
         self.decoder.step()
         elapsed = perf_counter() - began
+        for place in self.places:
+            if place.nodes is not None:
+                place.nodes.follow(place.generation.rounds)
         split = {phase: lead.phase_seconds[phase] - before[phase] for phase in PHASES}
         reading = max(0.0, elapsed - sum(split.values())) if joining else 0.0
         for place in self.places:

@@ -25,6 +25,7 @@ from typing import Any
 
 from outpace.bench.columns import method_row, prompt_rows
 from outpace.bench.method_records import MethodRecords, labelled
+from outpace.bench.quality.measured_nodes import MeasuredNodes
 from outpace.bench.quality.prompt_quality import PromptQuality, QualityMeter
 from outpace.bench.quality.quality_row import quality_row
 from outpace.bench.records import Answer, AnswerBatch, Record, answer_together, first_difference
@@ -294,6 +295,7 @@ class _Run:
     def _batch(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
     ) -> AnswerBatch:
+        traced = self.meter is not None and self.meter.traces(entry)
         requests = [
             Request(
                 prompt=tokens,
@@ -303,7 +305,7 @@ class _Run:
                 stop_ids=self._ends,
                 references=self.references,
                 namespace=entry.namespace(settings.namespace),
-                trace=self.meter is not None and self.meter.traces(entry),
+                trace=traced,
                 counts=settings.trace is not None,
                 repeats=bool(settings.repeats),
             )
@@ -312,7 +314,8 @@ class _Run:
         if isinstance(entry.method.controller, Oracle):
             unnamed = [replace(one, namespace="") for one in requests]
             entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed, keep_failed=True))
-        return AnswerBatch(self.model.target, requests, settings.batch_size, keep_failed=True)
+        nodes = [MeasuredNodes(f"{prompt.id}/{turn}") for prompt in asked] if traced else ()
+        return AnswerBatch(self.model.target, requests, settings.batch_size, keep_failed=True, nodes=nodes)
 
     def _sample(self, prompt: Prompt, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
         texts = {

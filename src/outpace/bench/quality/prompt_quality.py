@@ -73,9 +73,7 @@ class QualityMeter:
     ) -> PromptQuality:
         params = self.under(prompt.id)
         likely = [self._likelihood(answer, params) for answer in record.answers]
-        varied = [
-            self._variation(f"{prompt.id}/{turn}", entry, answer, params) for turn, answer in enumerate(record.answers)
-        ]
+        varied = [self._variation(entry, answer, params) for answer in record.answers]
         compared = zip(record.answers, reference.answers if reference and self.params.greedy else (), strict=False)
         pairs = [(ours.tokens, theirs.tokens) for ours, theirs in compared]
         right, answered, cut_off = self._score(prompt, record)
@@ -101,10 +99,10 @@ class QualityMeter:
             self._known.put(key, found)
         return found
 
-    def _variation(self, seed: str, entry: MethodRecords, answer: Answer, params: SamplingParams) -> Variation:
+    def _variation(self, entry: MethodRecords, answer: Answer, params: SamplingParams) -> Variation:
         if not answer.rounds:
             return Variation()
-        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, params, seed)
+        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, params, answer.nodes)
         answer.rounds = ()  # trees with their q rows: megabytes
         return found
 

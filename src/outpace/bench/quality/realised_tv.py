@@ -9,8 +9,7 @@ this package :mod:`outpace.bench.quality.closed_forms` gives the same in one ste
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +30,6 @@ COVERED = 0.99
 """Share of a sampled draft token's q that is replaced token by token; what is left could change the result by less."""
 MOST_TOKENS = 512
 """Tokens that one draw is replaced by at most; a node where they do not cover q is left out."""
-NODES = 4
-"""Nodes of an answer that are measured, drawn evenly among those of its committed tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +46,14 @@ def variation(
     rounds: Sequence[RoundTrace],
     rule: AcceptanceRule,
     params: SamplingParams,
-    seed: int | str = 0,
+    places: Collection[tuple[int, int]],
 ) -> Variation:
-    """The variation of an answer's rounds. ``context``: the prompt's tokens; ``params``: the request's."""
-    places = [(at, depth) for at, one in enumerate(rounds) for depth in range(len(one.committed))]
-    chosen = set(random.Random(seed).sample(places, min(NODES, len(places))))
+    """The variation at ``places`` of an answer's rounds (:class:`~outpace.bench.quality.measured_nodes.MeasuredNodes`).
+    ``context``: the prompt's tokens; ``params``: the request's."""
     total, nodes = 0.0, 0
     with prefilled(target, context, (), params) as sequence:
         for at, one in enumerate(rounds):
-            depths = [depth for depth in range(len(one.committed)) if (at, depth) in chosen]
+            depths = [depth for depth in range(len(one.committed)) if (at, depth) in places]
             if depths:
                 scores = target.score([(sequence, one.tree)])[0]
                 for depth in depths:
@@ -65,7 +61,7 @@ def variation(
                     found = _at_node(scores, node, rule)
                     if found is not None:
                         total, nodes = total + found, nodes + 1
-            if not any(place > at for place, _ in chosen):
+            if not any(place > at for place, _ in places):
                 break
             sequence.tokens.extend(one.committed)
             sequence.sampler.extend(one.committed)
