@@ -135,5 +135,10 @@ def test_a_shape_is_read_from_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(BadInput, match="'intermediate_size' is None"):
         find_shape(str(tmp_path))
+    deepseek = {**sizes, "intermediate_size": 16, "vocab_size": 10, "n_routed_experts": 256, "kv_lora_rank": 512}
+    for more, said in ((deepseek, "latent attention"), ({**deepseek, "kv_lora_rank": None}, "routed experts")):
+        (tmp_path / "config.json").write_text(json.dumps(more))
+        with pytest.raises(BadInput, match=f"of a model with {said}"):
+            find_shape(str(tmp_path))
     with pytest.raises(BadInput, match=r"unknown model shape 'llama-9'.*config\.json"):
         find_shape("llama-9")

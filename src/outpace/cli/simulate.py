@@ -85,8 +85,8 @@ def simulate(
         option(
             value="NAME",
             panel=MODEL,
-            text="What drafts cost: the sizes of a draft model, 'head' (one layer and the LM head) or 'free'. "
-            "[dim]\\[default: free for lookups][/]",
+            text="What drafts of a network cost: the sizes of a draft model, 'head' (one layer and the LM head) or "
+            "'free'. Lookups are free.",
         ),
     ] = None,
     draft_bits: Annotated[
