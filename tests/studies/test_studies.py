@@ -25,7 +25,8 @@ from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, RooflineCosts, Work
 from outpace.studies.accdyn import explained, judged
 from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_groups, resampled_within
-from outpace.studies.configspec import candidates
+from outpace.studies.configspec import _Loaded
+from outpace.studies.draft_candidates import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
 from outpace.studies.study_report import StudyReport
@@ -208,6 +209,22 @@ def test_draft_models_are_read_from_text() -> None:
     ]
     with pytest.raises(BadInput, match="twice"):
         candidates(["smollm2", "smollm2:bfloat16"])
+    exact = candidates(["smollm2:float32", "smollm2:bfloat16"])
+    assert [one.bits for one in exact] == [32, 16], "two precisions, of which one reads twice as much"
+
+
+def test_draft_models_that_are_timed_here_need_no_shape() -> None:
+    found = candidates(["draft-lm", "mine.gguf:int4"], measured=True)
+    assert [(one.name, one.bits) for one in found] == [("draft-lm", 16), ("mine.gguf", 4)]
+    with pytest.raises(BadInput, match=r"leave out its shape"):
+        candidates(["mine.gguf=qwen2.5-0.5b"], measured=True)
+    with pytest.raises(BadInput, match=r"the sizes of 'mine.gguf' .* --setting drafts=mine.gguf:int4=SHAPE, a preset"):
+        candidates(["mine.gguf:int4"])
+
+
+def test_the_target_s_times_are_those_of_the_model_that_is_named(cli: Run) -> None:
+    command = ("study", "configspec", "--model", "other")
+    refused(cli(*command), "the sizes of 'other' are not among the presets", "--setting shape=NAME")
 
 
 def test_text_in_plots_is_escaped() -> None:
@@ -296,7 +313,7 @@ def test_configspec_bills_the_precision_that_was_loaded(context: StudyContext, m
 
     def ratios(context: StudyContext, one: Any, answers: Any, rows: int | None) -> Any:
         assert rows is None, "times are those of presets"
-        return [[0.5] * len(each.tokens) for each in answers], "int4", None
+        return [[0.5] * len(each.tokens) for each in answers], _Loaded(4, 10, None)
 
     monkeypatch.setattr("outpace.studies.configspec._ratios", ratios)
     about = replace(context, prompts=context.prompts[:1])

@@ -78,7 +78,7 @@ def simulate(
             "--transfer", panel=MODEL, text="Assume that --model accepts as much as the trace's model, a different one."
         ),
     ] = False,
-    bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of a weight: 16, 8 or 4.")] = 16,
+    bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of a weight: 32, 16, 8 or 4.")] = 16,
     kv_bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of keys and values: 16 or 8.")] = 16,
     draft_model: Annotated[
         str | None,
