@@ -16,13 +16,15 @@ the errors. Nothing is fitted to any other cell.
 
 Methods are ``none``, ``pld``, ``sam``, and ``draft-model`` for a model with a draft model (MODEL=DRAFT) or ``eagle3``
 for others. Each cell is appended to the file as a line when it is complete; cells that are there already are left out,
-so that a run that was ended goes on. ``--max-minutes`` ends after the cell in which that time is over. The table shows
-every cell, and the median error of each figure over all cells with the share within 10 %.
+so that a run that was ended goes on; with other prompts, tokens, requests or threads it needs another file.
+``--max-minutes`` ends after the cell in which that time is over. The table shows every cell, and the median error of
+each figure over all cells with the share within 10 %. Exit code 1: a cell failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -40,7 +42,7 @@ import torch
 import outpace
 from cells import CellRun, append_cell, cell_options, models_and_drafts, numbers, read_cells
 from outpace.core.errors import BadInput
-from outpace.core.files import write_atomically
+from outpace.core.files import read_json, write_atomically
 from outpace.engine.round_overhead import RoundOverhead, measure_overhead
 from outpace.methods.registry import find
 from outpace.model import Model
@@ -145,6 +147,22 @@ def beside(options: argparse.Namespace, model: str, what: str) -> Path:
     """A file about a model, kept beside the file of cells."""
     found: Path = options.out.with_suffix(f".{Path(model).stem}-{what}")
     return found
+
+
+def check_settings(options: argparse.Namespace, done: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what all cells, and what is measured beside them, depend on. Raises BadInput where earlier ones had other
+    settings."""
+    asked = json.dumps([(one.opening, one.turns) for one in questions(options.prompts)])
+    said = {name: getattr(options, name) for name in ("tokens", "requests", "threads")}
+    said["prompts"] = hashlib.sha256(asked.encode()).hexdigest()[:12]
+    path = options.out.with_suffix(".settings.json")
+    known = read_json(path) if path.exists() else ({} if done else said)
+    if differing := sorted(name for name in said if known.get(name) != said[name]):
+        raise BadInput(
+            f"--out {options.out} holds cells with another {', '.join(differing)}; name another file, or repeat the "
+            "command that began it"
+        )
+    write_atomically(path, json.dumps(said).encode())
 
 
 def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> dict[int, Trace]:
@@ -267,12 +285,12 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> None:
-    """Measure the cells that are not among ``done``, and add them. Raises BadInput."""
+def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> int:
+    """Measure the cells that are not among ``done``, and add them. Returns how many failed. Raises BadInput."""
     drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
     if options.requests < 1 or options.tokens < 2:
         raise BadInput("--requests must be at least 1, and --tokens at least 2")
-    questions(options.prompts)
+    check_settings(options, done)
 
     def methods(name: str) -> list[str]:
         learned = "eagle3" if drafts[name] is None else "draft-model"
@@ -285,6 +303,7 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> None:
     for each in done:
         run.known((each["model"], each["batch"]), each.get("seconds"))
     loaded: dict[str, Model] = {}
+    failed = 0
     torch.set_num_threads(options.threads)
 
     def there(one: Cell) -> bool:
@@ -299,20 +318,21 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> None:
             found = cell(options, loaded[name], one, drafts[name], batches)
         except (NotStarted, RuntimeError) as error:
             print(f"{name} {method} {batch}: {error}", file=sys.stderr)
+            failed += 1
             continue
         found["seconds"] = time.monotonic() - began
         done.append(found)
         append_cell(options.out, found)
         off = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
         print(f"{name} {method} {batch}: {100 * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
+    return failed
 
 
 def main() -> int:
     options = read_options()
     try:
         done = read_cells(options.out)
-        if not options.table:
-            measure(options, done)
+        failed = 0 if options.table else measure(options, done)
         if options.page and done:
             page(options.page, done)
     except (BadInput, OSError) as error:
@@ -325,7 +345,7 @@ def main() -> int:
         print("no cell is complete", file=sys.stderr)
         return 2
     print(table(done))
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -159,4 +159,4 @@ def test_overheads_are_measured_on_real_rounds() -> None:
 
 def test_drafts_of_different_recorded_rounds_take_their_mean_time() -> None:
     rounds = [SimulatedRound(2, 1, 0.004), SimulatedRound(0, 1, 0.0)]
-    assert RecordedDrafts().seconds(rounds, 10) == pytest.approx(0.002)
+    assert RecordedDrafts().seconds("pld", rounds, 10) == pytest.approx(0.002)

@@ -127,6 +127,13 @@ def test_models_that_do_not_fit_are_refused() -> None:
         Roofline(SHAPE, DEVICE, parallel=Parallel(1, 4))
 
 
+def test_weights_of_32_bits_are_read_and_multiplied_in_twice_the_time() -> None:
+    half, whole = (Roofline(SHAPE, DEVICE, bits) for bits in (16, 32))
+    assert whole.weight_bytes == 2 * half.weight_bytes
+    one = Work(1, 0, 0.0, 1)
+    assert whole.forward(one) == pytest.approx(2 * half.forward(one))
+
+
 def test_a_shape_is_read_from_a_configuration(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 16, "vocab_size": 10}))
@@ -135,5 +142,10 @@ def test_a_shape_is_read_from_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(BadInput, match="'intermediate_size' is None"):
         find_shape(str(tmp_path))
+    deepseek = {**sizes, "intermediate_size": 16, "vocab_size": 10, "n_routed_experts": 256, "kv_lora_rank": 512}
+    for more, said in ((deepseek, "latent attention"), ({**deepseek, "kv_lora_rank": None}, "routed experts")):
+        (tmp_path / "config.json").write_text(json.dumps(more))
+        with pytest.raises(BadInput, match=f"of a model with {said}"):
+            find_shape(str(tmp_path))
     with pytest.raises(BadInput, match=r"unknown model shape 'llama-9'.*config\.json"):
         find_shape("llama-9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from outpace.core.errors import BadInput
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits
 from outpace.model import Model
 from outpace.simulate import simulation
-from outpace.simulate.acceptance import Rates, Recorded, rates_of
-from outpace.simulate.draft_times import FreeDrafts, ModelDrafts
+from outpace.simulate.acceptance import Rates, Recorded, SimulatedRound, Undrafted, rates_of
+from outpace.simulate.draft_times import FreeDrafts, ModelDrafts, RecordedDrafts
 from outpace.simulate.hardware import PRESETS
 from outpace.simulate.load import Arrivals, Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
@@ -130,6 +131,53 @@ def test_a_draft_model_reads_prompts_and_takes_memory(cli: Run, tmp_path: Path) 
     held = machine.beside(draft, draft.weight_bytes)
     assert held.kv_capacity == (machine.kv_capacity or 0) - int(draft.weight_bytes)
     assert held.kv_bytes_per_token == machine.kv_bytes_per_token + SHAPES["llama-3.2-1b"].kv_bytes()
+
+
+def test_a_draft_model_is_charged_to_the_methods_that_draft_with_it(tmp_path: Path) -> None:
+    """A trace of none, pld and eagle3: lookups take no time, alone and beside eagle3 in one round."""
+    path = tmp_path / "t.jsonl"
+    looked_up = request(50, (2,) * 4, 3, name="a", arrival=0.0)
+    drafted = replace(looked_up, id="b", method="eagle3")
+    requests = [request(50, (0,) * 12, name="c", arrival=0.0), looked_up, drafted]
+    write_trace(path, HEADER, requests)
+    rows = {row["method"]: row for row in simulate(path, "h100", Settings(draft_model="head")).rows}
+    assert rows["none"]["draft_seconds"] == rows["pld"]["draft_seconds"] == 0.0 < rows["eagle3"]["draft_seconds"]
+    write_trace(path, replace(HEADER, kind="open", at_once=3), requests)
+    [together] = simulate(path, "h100", Settings(draft_model="head")).rows
+    assert together["draft_seconds"] == pytest.approx(rows["eagle3"]["draft_seconds"], rel=0.02)
+    with pytest.raises(BadInput, match="unknown model shape"):
+        simulate(path, "h100", Settings(draft_model="haed", methods=("pld",)))
+
+
+def test_recorded_drafts_take_their_mean_time_for_each_method() -> None:
+    """Requests without drafts beside those that draft do not make drafting cheaper."""
+
+    def one(method: str, seconds: float) -> TracedRequest:
+        return TracedRequest("q", method, 1, 2, Rounds((1,), (1,), (2,), (4,), (1.0,), (1e3 * seconds,)))
+
+    requests = [one("none", 0.0), one("eagle3", 4.0), one("eagle3", 2.0), one("pld", 0.5)]
+    limits = Limits(max_batch=4)
+    found = simulate_requests(requests, Recorded(), Clockwork(), RecordedDrafts(), Users(4), limits)
+    assert found.counters.draft_seconds == pytest.approx(3.0 + 0.5)
+
+
+def test_a_server_s_requests_arrive_when_they_did_not_when_they_ended(tmp_path: Path) -> None:
+    """The long request came first and was written last."""
+    path = tmp_path / "t.jsonl"
+    quick = request(accepted=(0,) * 2, arrival=104.0, name="quick")
+    long = request(accepted=(0,) * 40, arrival=100.0, name="long")
+    write_trace(path, replace(HEADER, kind="open"), [quick, long])
+    [outcome] = simulate(path, "h100").simulated
+    assert {one.traced.id: one.arrived for one in outcome.requests} == {"long": 0.0, "quick": 4.0}
+
+
+def test_loads_that_memory_cannot_hold_are_refused(cli: Run, trace: str) -> None:
+    common = ("simulate", "--trace", trace, "--hardware", "h100")
+    refused(cli(*common, "--rate", "5", "--requests", "1000000000"), "--requests must be at most 200,000")
+    refused(cli(*common, "--users", "1000000000"), "--users must be at most 50,000")
+    endless = request(accepted=(0,))
+    rounds = Undrafted().rounds(replace(endless, output_tokens=10**15), 0)
+    assert next(rounds) == SimulatedRound(0, 1), "made one by one"
 
 
 def test_users_pause_before_they_ask_again() -> None:

@@ -38,6 +38,36 @@ def test_the_table_says_what_was_fitted(tmp_path: Path) -> None:
         simulator_check.page(page, cells)
 
 
+def run(monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> int:
+    command = ["simulator_check.py", "--out", str(out), "--methods", "none,pld", "--batches", "1", *more]
+    monkeypatch.setattr("sys.argv", command)
+    return simulator_check.main()
+
+
+def test_cells_of_other_settings_are_not_mixed_and_a_failed_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(options: Any, model: Any, wanted: Any, *_: Any) -> dict[str, Any]:
+        if wanted[1] == "pld" and options.tokens == 8 and not works:
+            raise RuntimeError("1 requests failed")
+        return cell(wanted[1], wanted[2], False, 1.0)
+
+    works: list[bool] = []
+    monkeypatch.setattr(simulator_check, "cell", measured)
+    monkeypatch.setattr(simulator_check.outpace, "load", lambda name: None)
+    monkeypatch.setattr(simulator_check.torch, "set_num_threads", lambda count: None)
+    out = tmp_path / "cells.jsonl"
+    assert run(monkeypatch, out, "--tokens", "8") == 1
+    works.append(True)
+    assert run(monkeypatch, out, "--tokens", "8") == 0
+    assert run(monkeypatch, out, "--tokens", "9", "--requests", "3") == 2
+    assert "holds cells with another requests, tokens; name another file" in capsys.readouterr().err
+    (tmp_path / "prompts.txt").write_text("Why?")
+    assert run(monkeypatch, out, "--tokens", "8", "--prompts", str(tmp_path / "prompts.txt")) == 2
+    assert "another prompts" in capsys.readouterr().err
+    assert len(simulator_check.read_cells(out)) == 2
+
+
 def test_the_page_of_the_documentation_has_the_marks() -> None:
     text = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
     assert simulator_check.MARK in text and simulator_check.END in text

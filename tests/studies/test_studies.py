@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from cli_support import Run, refused
+from cli_support import Run, refused, toy
 from outpace.bench.records import Answer
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
@@ -25,10 +25,14 @@ from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, RooflineCosts, Work
 from outpace.studies.accdyn import explained, judged
 from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_groups, resampled_within
-from outpace.studies.configspec import candidates
+from outpace.studies.configspec import _Loaded
+from outpace.studies.decoded import decode
+from outpace.studies.draft_candidates import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
 from outpace.studies.study_report import StudyReport
+from outpace.traces.trace_format import Rounds, TracedRequest, TraceHeader
+from outpace.traces.trace_writer import write_trace
 
 
 def no_model(name: str, dtype: str | None) -> Model:
@@ -162,6 +166,48 @@ def test_draft_tokens_are_judged_where_all_before_them_were_accepted() -> None:
     assert judged(answer((tree, (first,))), 2).tolist() == [[1, 1], [1, 0]]
 
 
+def test_a_method_that_drafts_nothing_is_refused(cli: Run) -> None:
+    common = ("study", "accdyn", "--limit", "2", "--setting", "max_new_tokens=4")
+    refused(cli(*common, "--setting", "method=none"), "method 'none' drafted nothing for these prompts")
+
+
+def toys() -> tuple[StudyContext, list[str]]:
+    """A study of a model without a network, and the models that it has loaded."""
+    loaded: list[str] = []
+
+    def load(name: str, dtype: str | None) -> Model:
+        loaded.append(name)
+        return toy(name)
+
+    return StudyContext("toy", load_prompts(limit=2), load), loaded
+
+
+def test_accdyn_takes_a_draft_model() -> None:
+    about, loaded = toys()
+    found = ran("accdyn", about, method="draft-model", draft_model="small", max_new_tokens=8)
+    assert loaded == ["toy", "small"]
+    assert all(row["depth_1"] == 1.0 for row in found.rows), "the same letters, all of them accepted"
+
+
+def test_rules_judge_the_rounds_of_the_answers_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up answers judged by the same rules would count twice."""
+    judged_rounds: list[tuple[int, int]] = []
+
+    def spied(model: Model, methods: Any, prompts: Any, **about: Any) -> Any:
+        found = decode(model, methods, prompts, **about)
+        for name, method in methods.items():
+            drafted = sum(count.drafted > 0 for one in found.answers[name] for count in one.counts)
+            judged = sum(len(each) for one in method.rule.found.values() for each in list(one.values())[:1])
+            judged_rounds.append((judged, drafted))
+        return found
+
+    monkeypatch.setattr("outpace.studies.rules.decode", spied)
+    about, loaded = toys()
+    ran("rules", about, draft_model="small", max_new_tokens=6, times=1)
+    assert loaded == ["toy", "small"]
+    assert len(judged_rounds) == 2 and all(judged == drafted > 0 for judged, drafted in judged_rounds)
+
+
 def test_the_deviance_goes_to_what_decides() -> None:
     """Two prompts of two tasks: one accepts everything, the other nothing; then two depths in place of the tasks."""
     member, whole = np.eye(2), np.ones((1, 2))
@@ -208,6 +254,22 @@ def test_draft_models_are_read_from_text() -> None:
     ]
     with pytest.raises(BadInput, match="twice"):
         candidates(["smollm2", "smollm2:bfloat16"])
+    exact = candidates(["smollm2:float32", "smollm2:bfloat16"])
+    assert [one.bits for one in exact] == [32, 16], "two precisions, of which one reads twice as much"
+
+
+def test_draft_models_that_are_timed_here_need_no_shape() -> None:
+    found = candidates(["draft-lm", "mine.gguf:int4"], measured=True)
+    assert [(one.name, one.bits) for one in found] == [("draft-lm", 16), ("mine.gguf", 4)]
+    with pytest.raises(BadInput, match=r"leave out its shape"):
+        candidates(["mine.gguf=qwen2.5-0.5b"], measured=True)
+    with pytest.raises(BadInput, match=r"the sizes of 'mine.gguf' .* --setting drafts=mine.gguf:int4=SHAPE, a preset"):
+        candidates(["mine.gguf:int4"])
+
+
+def test_the_target_s_times_are_those_of_the_model_that_is_named(cli: Run) -> None:
+    command = ("study", "configspec", "--model", "other")
+    refused(cli(*command), "the sizes of 'other' are not among the presets", "--setting shape=NAME")
 
 
 def test_text_in_plots_is_escaped() -> None:
@@ -296,7 +358,7 @@ def test_configspec_bills_the_precision_that_was_loaded(context: StudyContext, m
 
     def ratios(context: StudyContext, one: Any, answers: Any, rows: int | None) -> Any:
         assert rows is None, "times are those of presets"
-        return [[0.5] * len(each.tokens) for each in answers], "int4", None
+        return [[0.5] * len(each.tokens) for each in answers], _Loaded(4, 10, None)
 
     monkeypatch.setattr("outpace.studies.configspec._ratios", ratios)
     about = replace(context, prompts=context.prompts[:1])
@@ -320,6 +382,23 @@ def test_breakeven_is_the_predictor_s_formula() -> None:
     assert rows["head"]["users_1"] > 1.0
     assert rows["lookup"]["users_1000"] < rows["lookup"]["users_1"]
     assert ElementTree.fromstring(found.result["svg"]) is not None
+
+
+def test_breakeven_charges_the_drafts_of_a_trace_by_their_method(tmp_path: Path) -> None:
+    """The same rounds by four methods: a lookup is free, a head is dearer, a draft model dearest; of `auto` who drafts
+    is not known."""
+    rounds = Rounds((3,) * 4, (2,) * 4, (3,) * 4, (1,) * 4, (1.0,) * 4, (0.0,) * 4)
+    header, path = TraceHeader({"name": "smollm2"}, "closed", 1, "bench"), tmp_path / "t.jsonl"
+    names = ("pld", "eagle3", "draft-model#mine", "auto")
+    write_trace(path, header, [TracedRequest("q", name, 5, 12, rounds) for name in names])
+    wish: dict[str, Any] = {"models": ["llama-3.1-8b"], "hardware": ["h100"], "users": [1], "trace": str(path)}
+    found = ran("breakeven", StudyContext("none", [], no_model), **wish)
+    gains = {row["drafter"]: row["users_1"] for row in found.rows}
+    assert gains["pld"] > gains["eagle3"] > gains["draft-model#mine"] > 0
+    assert "left out, since what drafts of auto take is not known" in found.result["notes"][0]
+    write_trace(path, header, [TracedRequest("q", "auto", 5, 12, rounds)])
+    with pytest.raises(BadInput, match="what drafts of auto take is not known"):
+        ran("breakeven", StudyContext("none", [], no_model), **wish)
 
 
 def test_models_that_no_number_of_devices_holds_have_no_figure() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_support import Run, refused
+from cli_support import Run, refused, toy
 from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
@@ -90,6 +91,30 @@ def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
         StudyJournal(None, 3.0)
     with pytest.raises(BadInput, match="above 0"):
         StudyJournal(tmp_path, 0.0)
+
+
+def test_parts_of_another_precision_or_device_are_not_taken(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def measure(context: StudyContext, settings: Any) -> Any:
+        ran.append(context.model.info["dtype"])
+        raise StudyPaused
+
+    one = replace(find_study("illusion"), run=measure)
+
+    def run(**info: Any) -> None:
+        model = toy()
+        model.info.update(info)
+        about = StudyContext("toy", load_prompts(limit=1), lambda *_: model, journal=StudyJournal(tmp_path / "kept"))
+        run_study(one, about, read_settings(one, {}))
+
+    for _ in range(2):
+        with pytest.raises(StudyPaused):
+            run()
+    for name, value in (("dtype", "int8"), ("device", "cuda"), ("target", "HFTarget")):
+        with pytest.raises(BadInput, match=f"parts of a study with another {name}; name another folder"):
+            run(**{name: value})
+    assert ran == ["float32", "float32"]
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(cli: Run, tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ HEAD = json.dumps(HEADER.public()) + "\n"
         ([HEAD, request(rounds={"drafted": [0]})], "accepts more tokens than it drafted"),
         ([HEAD, request(rounds={"batch": [1, 2]})], "differ in length"),
         ([HEAD, request(rounds={"committed": ["1"]})], "'rounds.committed' holds '1'"),
+        ([HEAD, request(rounds={"committed": [10**9]})], "'rounds.committed' holds 1,000,000,000, which is more"),
+        ([HEAD, request(prompt_tokens=10**12)], "'prompt_tokens' must be at most 10,000,000"),
         ([HEAD, request(arrival=-1)], "'arrival' must be a number of seconds"),
         ([HEAD, '{"id": "a"}\n'], "there is no 'rounds'"),
         ([HEAD.replace("closed", "ajar"), request()], "must be open or closed"),
@@ -120,6 +122,15 @@ def test_a_last_line_that_was_cut_is_left_out_and_said(tmp_path: Path) -> None:
     found = read_trace(written(tmp_path, HEAD, request(), request()[:20]))
     assert len(found.requests) == 1
     assert "cut off" in found.notes[0]
+    whole = read_trace(written(tmp_path, HEAD, request(), request(id="last").rstrip("\n")))
+    assert ([one.id for one in whole.requests], whole.notes) == (["a", "last"], ())
+
+
+def test_requests_without_rounds_are_left_out_and_said(tmp_path: Path) -> None:
+    empty = {name: [] for name in COLUMNS}
+    found = read_trace(written(tmp_path, HEAD, request(), request(method="smcsd", output_tokens=0, rounds=empty)))
+    assert list(found.by_method()) == ["pld"]
+    assert found.notes == ("1 requests without rounds are left out: not answered, or of several sequences",)
 
 
 def test_prefixes_tell_what_begins_alike_and_nothing_else() -> None:
@@ -184,6 +195,14 @@ def test_a_server_writes_each_request_when_it_has_ended(tmp_path: Path) -> None:
     arrivals = [one.arrival or 0.0 for one in trace.requests]
     assert arrivals == sorted(arrivals)
     assert not any(word in path.read_text() for word in USER[0]["content"].split() if len(word) > 3)
+
+
+def test_a_method_of_several_sequences_is_refused_before_a_bench_with_a_trace(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("earlier")
+    common = ("bench", "--methods", "pld,smcsd", "-n", "4", "--limit", "1", "--draft-model", "other")
+    refused(cli(*common, "--trace", str(path)), "--trace: method 'smcsd' decodes several sequences")
+    assert path.read_text() == "earlier"
 
 
 def test_a_server_does_not_write_over_a_trace(cli: Run, tmp_path: Path) -> None:

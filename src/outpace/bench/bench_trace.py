@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from outpace.bench.records import Answer
+from outpace.core.errors import BadInput
+from outpace.engine.method import Method
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.traces.trace_format import TracedRequest
 from outpace.traces.trace_records import PrefixHashes, header_of, rounds_of
 from outpace.traces.trace_writer import write_trace
+
+
+def check_traceable(methods: Iterable[Method]) -> None:
+    """Raise BadInput for methods whose rounds a trace cannot hold."""
+    for one in methods:
+        if one.population is not None:
+            raise BadInput(
+                f"--trace: method '{one.name}' decodes several sequences for each answer, and a trace has the rounds "
+                "of one; leave the method out, or --trace"
+            )
 
 
 class BenchTrace:

@@ -81,7 +81,7 @@ def bench(
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.
     """
-    from outpace.bench.bench_trace import BenchTrace
+    from outpace.bench.bench_trace import BenchTrace, check_traceable
     from outpace.bench.runner import run
 
     params = params or SamplingParams()
@@ -100,6 +100,8 @@ def bench(
     ready = [one for one in methods if isinstance(one, Method)]
     judge = configured_rule(rule, rule_settings or {})
     built = build_all([*rows, *ready], context, rows, judge)
+    if trace is not None:
+        check_traceable(built)
     settings = BenchSettings(
         max_new_tokens=max_new_tokens,
         params=params,

@@ -78,15 +78,15 @@ def simulate(
             "--transfer", panel=MODEL, text="Assume that --model accepts as much as the trace's model, a different one."
         ),
     ] = False,
-    bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of a weight: 16, 8 or 4.")] = 16,
+    bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of a weight: 32, 16, 8 or 4.")] = 16,
     kv_bits: Annotated[int, option(value="N", panel=MODEL, text="Bits of keys and values: 16 or 8.")] = 16,
     draft_model: Annotated[
         str | None,
         option(
             value="NAME",
             panel=MODEL,
-            text="What drafts cost: the sizes of a draft model, 'head' (one layer and the LM head) or 'free'. "
-            "[dim]\\[default: free for lookups][/]",
+            text="What drafts of a network cost: the sizes of a draft model, 'head' (one layer and the LM head) or "
+            "'free'. Lookups are free.",
         ),
     ] = None,
     draft_bits: Annotated[

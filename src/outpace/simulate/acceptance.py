@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence as Seq
+from itertools import repeat
 from typing import NamedTuple
 
 from outpace.core.errors import BadInput
@@ -53,7 +54,9 @@ class Undrafted(Acceptance):
     described = "no drafts: a token a round"
 
     def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
-        return iter([SimulatedRound(0, 1)] * request.output_tokens or [SimulatedRound(0, 0)])
+        if not request.output_tokens:  # its only round was cut before a token
+            return iter([SimulatedRound(0, 0)])
+        return repeat(SimulatedRound(0, 1), request.output_tokens)
 
 
 class Beside(Acceptance):

@@ -37,8 +37,9 @@ class Hardware:
     link_seconds: float = 5e-6
 
     def peak_at(self, bits: int) -> float:
-        """Operations per second with weights of ``bits``: weights of 4 bits are multiplied in 16 bits."""
-        return self.peak8 if bits == 8 else self.peak
+        """Operations per second with weights of ``bits``: those of 4 bits are multiplied in 16 bits, and half as many
+        of 32 bits are assumed as of 16."""
+        return {8: self.peak8, 32: self.peak / 2}.get(bits, self.peak)
 
     def public(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -128,6 +128,17 @@ _PRESETS = (
 SHAPES: Mapping[str, ModelShape] = {one.name: one for one in _PRESETS}
 _ALSO = {"smollm2": "smollm2-135m"}
 """Names that outpace loads models by."""
+_OTHERS = {
+    "kv_lora_rank": "latent attention",
+    "n_routed_experts": "routed experts beside dense layers",
+    "moe_num_experts": "routed experts beside dense layers",
+    "mlp_only_layers": "dense layers among layers of experts",
+    "first_k_dense_replace": "dense layers among layers of experts",
+    "linear_num_value_heads": "layers of linear attention",
+    "mamba_d_state": "state-space layers",
+    "state_size": "state-space layers",
+}
+"""Entries of configurations of decoders that a shape does not describe, and what these have."""
 
 
 def find_shape(name: str) -> ModelShape:
@@ -148,8 +159,14 @@ def find_shape(name: str) -> ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape in a configuration. Raises BadInput for one without the sizes of such a decoder."""
+    """The shape in a configuration. Raises BadInput for one without the sizes of such a decoder, or of another kind."""
     found = read_json(path)
+    for key, what in _OTHERS.items():
+        if found.get(key):
+            raise BadInput(
+                f"{path} is of a model with {what} ('{key}'), whose times are not predicted here; name a model with "
+                "grouped-query attention, dense or with experts in every layer"
+            )
     try:
         heads, hidden = _size(found, "num_attention_heads"), _size(found, "hidden_size")
         experts = found.get("num_local_experts") or found.get("num_experts") or 1

@@ -77,7 +77,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """``shape`` with weights of ``bits`` (16, 8 or 4) and K/V of ``kv_bits`` on devices of one kind.
+    """``shape`` with weights of ``bits`` (32, 16, 8 or 4) and K/V of ``kv_bits`` on devices of one kind.
 
     ``efficiency``: the share of the peak and of the bandwidth that kernels reach. ``overhead``: seconds of the host in
     every round.
@@ -92,8 +92,8 @@ class Roofline:
     overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8, 16):
-            raise BadInput(f"weights have 16, 8 or 4 bits, not {self.bits}")
+        if self.bits not in (4, 8, 16, 32):
+            raise BadInput(f"weights have 32, 16, 8 or 4 bits, not {self.bits}")
         if not 0 < self.efficiency <= 1:
             raise BadInput(f"the efficiency must be above 0 and at most 1, not {self.efficiency:g}")
         self.parallel.check(self.shape)

@@ -218,7 +218,7 @@ class Server:
             kv = one.sequence.kv
             assert kv is not None
             first, *others = self.machine.chunk(rows, kv.rows, len(self.running))
-            drafter = 0.0 if one.traced.method == "none" else self.drafts.reading(rows, kv.rows)
+            drafter = self.drafts.reading(one.traced.method, rows, kv.rows)
             yield from self._pass([first + drafter, *others])
             kv.rows += rows
             most -= rows
@@ -230,7 +230,11 @@ class Server:
     def _round(self, ready: Seq[SimulatedRequest]) -> Iterator[Any]:
         rounds = [next(one.rounds) for one in ready]
         contexts = [one.sequence.count - 1 for one in ready]
-        spent = self.drafts.seconds(rounds, sum(contexts) // len(contexts))
+        drafting: dict[str, list[SimulatedRound]] = {}
+        for one, each in zip(ready, rounds, strict=True):
+            drafting.setdefault(one.traced.method, []).append(each)
+        context = sum(contexts) // len(contexts)
+        spent = sum(self.drafts.seconds(method, some, context) for method, some in drafting.items())
         first, *others = self.machine.round([1 + one.drafted for one in rounds], contexts)
         yield from self._pass([spent + first, *others])
         self.counters.forwards += 1

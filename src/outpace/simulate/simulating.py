@@ -12,9 +12,8 @@ from outpace.core.errors import BadInput
 from outpace.core.names import normalised, unknown
 from outpace.core.version import __version__
 from outpace.engine.scheduler import Limits
-from outpace.methods.registry import find
 from outpace.simulate.acceptance import Acceptance, Beside, Rates, Recorded, Undrafted, rates_of
-from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts
+from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts, looks_up
 from outpace.simulate.hardware import MEASURED
 from outpace.simulate.load import Load, Users, as_recorded, poisson
 from outpace.simulate.machine_choice import preset_machine, this_machine
@@ -29,8 +28,6 @@ from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 if TYPE_CHECKING:
     from outpace.engine.round_overhead import RoundOverhead
     from outpace.model import Model
-
-_FREE_FAMILIES = ("baseline", "model-free")
 
 
 def simulate(
@@ -93,7 +90,7 @@ def simulate(
             row["baseline"] = simulated(requests, Undrafted(), FreeDrafts())[0].public()
         rows.append(row)
         if isinstance(drafts, ModelDrafts) and isinstance(acceptance, Recorded):
-            notes += _unknown_levels(method, requests)
+            notes += _unknown_levels(method, [one for one in requests if one.method not in drafts.free])
         notes += [f"{method}: {note}" for note in outcome.notes]
     _add_speedups(rows)
     result = {
@@ -137,7 +134,10 @@ def _too_long(trace: Trace, wish: Settings) -> list[str]:
 
 def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
     """Requests that are simulated together, by the name of their row: in a bench each method by itself, in a server's
-    traffic all that ran beside one another, unless methods are named. Raises BadInput for one that is not in it."""
+    traffic all that ran beside one another, unless methods are named. A server writes requests as they end; they are
+    simulated in the order in which they arrived. Raises BadInput for a method that is not in the trace."""
+    if trace.header.kind == "open":
+        trace = replace(trace, requests=tuple(sorted(trace.requests, key=lambda one: one.arrival or 0.0)))
     found = trace.by_method()
     for name in names:
         if name not in found:
@@ -172,17 +172,21 @@ def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machi
             raise BadInput(f"--draft-length: on hardware '{MEASURED}' only the trace's own drafts have a measured time")
         return RecordedDrafts()
     assert isinstance(machine, RooflineMachine)
-    if name is None:
-        network = next((one for one in methods if not _looks_up(one)), None)
-        if network is None:
-            return FreeDrafts()
+    target = machine.roofline
+    shape = None
+    if name is not None:
+        shape = replace(target.shape, name=HEAD, layers=1) if name == HEAD else find_shape(name)
+    free = frozenset(one.method for one in requests if looks_up(one.method))
+    network = next((one for one in methods if one not in free), None)
+    if network is None:
+        return FreeDrafts()
+    if shape is None:
         raise BadInput(
             f"method '{network}' drafts with a network, whose cost is not in the trace: give --draft-model SHAPE, "
             "'head' (one layer and the LM head of the model) or 'free'; or choose others with --method"
         )
-    shape = replace(machine.roofline.shape, name=HEAD, layers=1) if name == HEAD else find_shape(name)
-    bits = wish.draft_bits or machine.roofline.bits
-    return ModelDrafts(Roofline(shape, machine.roofline.hardware, bits, wish.kv_bits, efficiency=wish.efficiency))
+    bits = wish.draft_bits or target.bits
+    return ModelDrafts(Roofline(shape, target.hardware, bits, wish.kv_bits, efficiency=wish.efficiency), free)
 
 
 def _holding(machine: Machine, drafts: DraftTimes) -> Machine:
@@ -202,14 +206,6 @@ def _unknown_levels(method: str, requests: Seq[TracedRequest]) -> list[str]:
         f"{method}: the trace was written without the levels of drafts, so that a tree takes a forward for each of its "
         "tokens here, as a chain does; record it again"
     ]
-
-
-def _looks_up(method: str) -> bool:
-    """Whether a method copies its drafts or looks them up."""
-    try:
-        return find(method).family in _FREE_FAMILIES
-    except BadInput:  # of another package
-        return False
 
 
 def _load(trace: Trace, requests: Seq[TracedRequest], wish: Settings) -> tuple[Load, int | None]:

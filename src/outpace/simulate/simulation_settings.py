@@ -11,6 +11,8 @@ from outpace.simulate.simulation import HOURS
 
 FREE, HEAD = "free", "head"
 """Names of ``draft_model`` beside shapes: drafts that take no time, and a head of one layer."""
+REQUESTS, USERS = 200_000, 50_000
+"""At most, since each request is held in memory: about as many as the bound on forwards lets end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,10 @@ class Settings:
     is then assumed to accept as much. ``bits`` and ``kv_bits``: of weights and K/V; ``draft_bits``: of the draft model,
     None: those of the target. ``methods``: of the trace; (): all. ``draft_length``: chains of that many tokens, with
     the trace's acceptance rates, in place of its rounds; ``rates``: in place of the trace's. ``draft_model``: what
-    drafts cost: a shape, "head" or "free"; None: nothing for methods that look tokens up, and what is in the trace on
-    the measured machine. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how many, None: those
-    of the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or all users.
+    drafts of a network cost: a shape, "head" or "free"; None: what is in the trace on the measured machine, unknown on
+    others, where lookups cost nothing. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how
+    many, None: those of the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or
+    all users.
     """
 
     model: str | None = None
@@ -54,10 +57,13 @@ class Settings:
             raise BadInput("--pause is for --users, who wait for their answers")
         if self.kv_bits not in (8, 16):
             raise BadInput(f"K/V has 16 or 8 bits, not {self.kv_bits}")
-        for name in ("requests", "max_batch"):
+        for name in ("requests", "users", "max_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        for name, most in (("requests", REQUESTS), ("users", USERS)):
+            if (getattr(self, name) or 0) > most:
+                raise BadInput(f"--{name} must be at most {most:,}, not {getattr(self, name):,}")
         if not 0 < self.hours < math.inf:
             raise BadInput(f"--hours must be above 0, not {self.hours:g}")
         if not 0 <= self.overhead_ms < math.inf:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from outpace.bench.records import Answer
+from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
 from outpace.studies.claims import above, holds, interval, resampled_within, single, undecided
@@ -28,6 +29,7 @@ class AccdynSettings(StrictModel):
     """Settings of ``accdyn``."""
 
     method: str = Field("eagle3", description="method whose draft tokens are counted")
+    draft_model: str = Field("", description="draft model of a method that takes one; by default what is shipped")
     max_new_tokens: int = Field(48, ge=2, description="tokens of an answer, at most")
     depth: int = Field(6, ge=2, le=16, description="deepest draft tokens that are counted")
 
@@ -35,10 +37,10 @@ class AccdynSettings(StrictModel):
 @study("accdyn", title="Acceptance by depth and by task", paper="Mahmoud 2026, arXiv 2604.14682")
 def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
     """Count the draft tokens of a method by depth and task."""
-    model = context.model
+    model, draft = context.model, context.draft_model(settings.draft_model)
     found = decode(
         model,
-        {settings.method: model.method(settings.method)},
+        {settings.method: model.method(settings.method, draft_model=draft)},
         context.prompts,
         max_new_tokens=settings.max_new_tokens,
         trees=True,
@@ -46,6 +48,8 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
     )
     answers = found.answers[settings.method]
     counts = np.stack([judged(one, settings.depth) for one in answers])
+    if not counts.any():
+        raise BadInput(f"method '{settings.method}' drafted nothing for these prompts")
     tasks = [prompt.category for prompt in found.prompts]
     names = list(dict.fromkeys(tasks))
     member = np.array([[task == name for name in names] for task in tasks], float)

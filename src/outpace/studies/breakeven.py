@@ -1,9 +1,11 @@
 """``breakeven``: at how many users speculation stops paying, for models of 7 to 405 billion parameters on presets.
 
 Predictions: rooflines, and acceptance rates that are either assumed (settings) or those of the methods of a trace,
-which another model was recorded with. For every drafter the draft length that is best at the number of users counts;
-drafts of 0 tokens are autoregressive decoding, so that no entry of a good controller would be below 1. So the map shows
-the best length of at least one token: below 1 it is better not to draft.
+which another model was recorded with. What drafts of such a method take follows from its family: nothing for lookups,
+a layer and the LM head for trained heads, and for a draft model what the shape in the settings takes. For every drafter
+the draft length that is best at the number of users counts; drafts of 0 tokens are autoregressive decoding, so that no
+entry of a good controller would be below 1. So the map shows the best length of at least one token: below 1 it is
+better not to draft.
 
 The predictor is the one that decides while decoding (:mod:`outpace.controllers.predictor`; Leviathan et al. 2023, arXiv
 2211.17192).
@@ -16,15 +18,16 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from outpace.controllers.predictor import Predictor
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
+from outpace.methods.registry import find
 from outpace.simulate.acceptance import rates_of
-from outpace.simulate.draft_times import ModelDrafts
+from outpace.simulate.draft_times import ModelDrafts, looks_up
 from outpace.simulate.hardware import Hardware, find_hardware
 from outpace.simulate.model_shape import ModelShape, find_shape
 from outpace.simulate.roofline import Parallel, Roofline, RooflineCosts
@@ -32,7 +35,10 @@ from outpace.studies.heat_map import HeatMap
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.traces.trace_format import read_trace
 
-DRAFT_MODEL = "draft model"
+LOOKUP, HEAD, DRAFT_MODEL = "lookup", "head", "draft model"
+"""What may draft."""
+_FAMILIES = {"eagle": HEAD, "trained": HEAD, "draft-model": DRAFT_MODEL, "gated": DRAFT_MODEL}
+"""Of methods that draft with one network."""
 _SHARES = (1, 2, 4, 8, 16, 32)
 """Devices that share each layer: the fewest that hold the weights and the K/V of all users, or the most."""
 
@@ -57,6 +63,13 @@ class BreakevenSettings(StrictModel):
     longest: int = Field(8, ge=1, le=32, description="draft tokens, at most")
 
 
+class _Drafter(NamedTuple):
+    """``kind``: what drafts, which tells what a draft takes; ``probs``: path acceptance probabilities."""
+
+    kind: str
+    probs: list[float]
+
+
 @study(
     "breakeven",
     title="At how many users speculation stops paying (predicted)",
@@ -66,15 +79,15 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
     """The best speed-up of every drafter on every model, preset and number of users."""
     if min(settings.users) < 1:
         raise BadInput("users must be at least 1")
-    probs, origin = _acceptance(settings)
+    drafters, origin = _drafters(settings)
     rows: list[dict[str, Any]] = []
     for name in settings.hardware:
         hardware = find_hardware(name)
         for shape in map(find_shape, settings.models):
-            for drafter, each in probs.items():
-                placed = _placed(shape, hardware, drafter, settings)
+            for drafter, each in drafters.items():
+                placed = _placed(shape, hardware, each.kind, settings)
                 gains = {
-                    users: None if placed is None else _best(placed, drafter, each, users, settings)
+                    users: None if placed is None else _best(placed, each, users, settings)
                     for users in sorted(set(settings.users))
                 }
                 paying = [users for users, gain in gains.items() if gain is not None and gain[0] > 1.0]
@@ -105,32 +118,47 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
     return Findings(rows, columns, [], plot, notes)
 
 
-def _acceptance(settings: BreakevenSettings) -> tuple[Mapping[str, list[float]], str]:
-    """Path acceptance probabilities by drafter, and where they are from. Raises BadInput for a trace without drafts."""
+def _drafters(settings: BreakevenSettings) -> tuple[Mapping[str, _Drafter], str]:
+    """Drafters by name, and where their acceptance is from. Raises BadInput for a trace without drafts whose time can
+    be told."""
     if not settings.trace:
-        rates = {"lookup": settings.lookup, "head": settings.head, DRAFT_MODEL: settings.draft_model}
+        rates = {LOOKUP: settings.lookup, HEAD: settings.head, DRAFT_MODEL: settings.draft_model}
         told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
         return {
-            name: list(accumulate([rate] * settings.longest, mul)) for name, rate in rates.items()
+            name: _Drafter(name, list(accumulate([rate] * settings.longest, mul))) for name, rate in rates.items()
         }, f"assumed rates ({told})"
     trace = read_trace(Path(settings.trace))
-    found = {}
+    found, left_out = {}, []
     for method, requests in trace.by_method().items():
         rates_by_depth = rates_of(requests)
-        if rates_by_depth:
-            more = [rates_by_depth[-1]] * settings.longest
-            found[method] = list(accumulate((rates_by_depth + more)[: settings.longest], mul))
+        if not rates_by_depth:
+            continue
+        if (kind := _kind(method)) is None:
+            left_out.append(method)
+            continue
+        more = [rates_by_depth[-1]] * settings.longest
+        found[method] = _Drafter(kind, list(accumulate((rates_by_depth + more)[: settings.longest], mul)))
+    untold = f"what drafts of {', '.join(left_out)} take is not known" if left_out else ""
     if not found:
-        raise BadInput(f"no method of the trace {settings.trace} drafted anything")
-    return found, f"of a trace of {trace.header.model_name}, assumed for all models; its drafts take no time"
+        raise BadInput(untold or f"no method of the trace {settings.trace} drafted anything")
+    origin = f"of a trace of {trace.header.model_name}, assumed for all models"
+    return found, f"{origin}; left out, since {untold}" if untold else origin
 
 
-def _placed(shape: ModelShape, hardware: Hardware, drafter: str, settings: BreakevenSettings) -> Roofline | None:
+def _kind(method: str) -> str | None:
+    """What drafts for a method of a trace; None where that is not one network, or not known here."""
+    try:
+        return LOOKUP if looks_up(method) else _FAMILIES.get(find(method).family)
+    except BadInput:  # of another package
+        return None
+
+
+def _placed(shape: ModelShape, hardware: Hardware, kind: str, settings: BreakevenSettings) -> Roofline | None:
     """The model on the fewest devices that hold it, and its draft model, with the K/V of all users; None where 32 do
     not."""
     tokens = max(settings.users) * settings.context
     needed = float(tokens * shape.kv_bytes())
-    if drafter == DRAFT_MODEL:
+    if kind == DRAFT_MODEL:
         draft = find_shape(settings.draft_shape)
         needed += draft.parameters * settings.bits / 8 + tokens * draft.kv_bytes()
     for devices in _SHARES:
@@ -145,26 +173,24 @@ def _placed(shape: ModelShape, hardware: Hardware, drafter: str, settings: Break
     return None
 
 
-def _best(
-    placed: Roofline, drafter: str, probs: list[float], users: int, settings: BreakevenSettings
-) -> tuple[float, int]:
+def _best(placed: Roofline, drafter: _Drafter, users: int, settings: BreakevenSettings) -> tuple[float, int]:
     """The best speed-up of drafts of at least one token, and their length."""
     costs = RooflineCosts(placed)
-    draft = _draft_roofline(placed, drafter, settings)
+    draft = _draft_roofline(placed, drafter.kind, settings)
     predictor = Predictor(costs) if draft is None else Predictor(costs, ModelDrafts(draft).beside(costs))
     found = []
     for length in range(1, settings.longest + 1):
         spent = length * predictor.drafting.level(1, users, settings.context)
-        forecast = predictor.forecast(probs[:length], drafted=spent, batch=users, context=settings.context)
+        forecast = predictor.forecast(drafter.probs[:length], drafted=spent, batch=users, context=settings.context)
         found.append((forecast.speedup, length))
     return max(found)
 
 
-def _draft_roofline(placed: Roofline, drafter: str, settings: BreakevenSettings) -> Roofline | None:
+def _draft_roofline(placed: Roofline, kind: str, settings: BreakevenSettings) -> Roofline | None:
     """What drafts; None where drafts take no time. A network drafts on the target's devices."""
-    if drafter == "head":
-        return replace(placed, shape=replace(placed.shape, name="head", layers=1))
-    if drafter == DRAFT_MODEL:
+    if kind == HEAD:
+        return replace(placed, shape=replace(placed.shape, name=HEAD, layers=1))
+    if kind == DRAFT_MODEL:
         shape = find_shape(settings.draft_shape)
         devices = max(one for one in _SHARES if shape.heads % one == 0 and one <= placed.parallel.tensor)
         return replace(placed, shape=shape, parallel=Parallel(devices))

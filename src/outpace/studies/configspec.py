@@ -10,8 +10,8 @@ cost and energy, and whether their optima agree.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,16 +29,16 @@ from outpace.engine.teacher_forcing import chain_rounds, likelihood_ratios
 from outpace.methods.named_weights import DRAFT_LM
 from outpace.simulate.edge_cloud import OBJECTIVES, Configuration, Device, EdgeCloud, Figures, Link, best, pareto
 from outpace.simulate.hardware import MEASURED, find_hardware
-from outpace.simulate.model_shape import ModelShape, find_shape
+from outpace.simulate.model_shape import ModelShape
 from outpace.simulate.roofline import Parallel, Roofline, RooflineCosts
 from outpace.studies.claims import Claim, holds, resampled
 from outpace.studies.decoded import contexts_of
+from outpace.studies.draft_candidates import BITS, Candidate, candidates, distinct, shape_of
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.targets.base import Target
 from outpace.targets.cost_protocol import Costs
 
-_BITS = {"float32": 16, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
 _RESAMPLES = 200
 """Of the prompts: each is a search through all configurations."""
 
@@ -51,7 +51,9 @@ class ConfigspecSettings(StrictModel):
         min_length=1,
         description="draft models as NAME, NAME:DTYPE or NAME:DTYPE=SHAPE; draft-lm is the shipped one",
     )
-    shape: str = Field("smollm2", description="shape of the target")
+    shape: str | None = Field(
+        None, description="shape of the target, for a preset as the cloud; None: that of the model"
+    )
     device: str = Field(
         "snapdragon-8-gen-3", description=f"preset of the device that drafts; {MEASURED}: this machine, with watts"
     )
@@ -76,38 +78,6 @@ class ConfigspecSettings(StrictModel):
         return normalised(self.cloud) == MEASURED
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A draft model: what it is called, its precision, and what its time is computed from. Its ``bits`` are assumed
-    until it is loaded."""
-
-    name: str
-    dtype: str | None
-    bits: int
-    shape: ModelShape
-
-
-def candidates(texts: Seq[str]) -> list[Candidate]:
-    """Draft models from text. Raises BadInput for precisions and shapes that do not exist, and for two that are one."""
-    found = []
-    for text in texts:
-        model, _, shape = text.partition("=")
-        name, _, dtype = model.rpartition(":") if ":" in model else (model, "", "")
-        if dtype and dtype not in _BITS:
-            raise BadInput(f"draft model '{text}': precisions are {', '.join(_BITS)}, not '{dtype}'")
-        own = "smollm2-draft-lm" if name == DRAFT_LM else name
-        found.append(Candidate(name, dtype or None, _BITS.get(dtype, 16), find_shape(shape or own)))
-    return distinct(found)
-
-
-def distinct(found: list[Candidate]) -> list[Candidate]:
-    """Raises BadInput for two that are one."""
-    keys = [(one.name, one.bits) for one in found]
-    if len(set(keys)) < len(keys):
-        raise BadInput("a draft model is named twice in one precision")
-    return found
-
-
 @study(
     "configspec",
     title="Draft model, precision and length: goodput, cost and energy",
@@ -115,11 +85,9 @@ def distinct(found: list[Candidate]) -> list[Candidate]:
 )
 def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     """Measure acceptance of every draft model, and compare all configurations."""
-    drafts, lengths = candidates(settings.drafts), sorted(set(settings.lengths))
+    drafts, lengths = candidates(settings.drafts, measured=settings.drafts_here), sorted(set(settings.lengths))
     if lengths[0] < 1:
         raise BadInput("draft lengths must be at least 1")
-    if settings.drafts_here and (shaped := [one for one in settings.drafts if "=" in one]):
-        raise BadInput(f"device=measured times draft model '{shaped[0].partition('=')[0]}' itself; leave out its shape")
     link = Link(round_trip=settings.round_trip_ms / 1e3)
     cloud = _cloud(context, settings)
     pair = EdgeCloud(cloud, link, devices=settings.tensor_parallel, batch=settings.batch, cost=settings.cost)
@@ -179,14 +147,16 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
             f"{', '.join(own)} has the target's own sizes: nearly all of its drafts are accepted, and which draft "
             "model is best says nothing about smaller ones; name these with --setting drafts=NAME:DTYPE=SHAPE,..."
         )
-    return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
+    sizes = {(one.name, one.bits): one.bits * each.parameters for one, each in zip(drafts, loaded, strict=True)}
+    return Findings(rows, columns, _claims(sizes, lengths, chosen), plot, notes)
 
 
 class _Loaded(NamedTuple):
-    """What is known of a draft model that was loaded: its ``bits``, and seconds of a forward with one row on this
-    machine, where the settings ask for that."""
+    """What is known of a draft model that was loaded: its ``bits``, how many ``parameters`` it has, and seconds of a
+    forward with one row on this machine, where the settings ask for that."""
 
     bits: int
+    parameters: int
     step: float | None
 
 
@@ -195,12 +165,17 @@ def _cloud(context: StudyContext, settings: ConfigspecSettings) -> Costs:
     if not settings.verifies_here:
         hardware = find_hardware(settings.cloud, measurable=True)
         parallel = Parallel(settings.tensor_parallel)
-        return RooflineCosts(Roofline(find_shape(settings.shape), hardware, parallel=parallel))
+        return RooflineCosts(Roofline(_target_shape(context, settings), hardware, parallel=parallel))
     if settings.tensor_parallel > 1:
         raise BadInput("cloud=measured is this machine alone; leave out tensor_parallel, or name a preset")
     if context.model.target.costs.fixed:
         raise BadInput("cloud=measured needs measured costs, and this target has nominal ones; name a preset")
     return context.model.target.costs
+
+
+def _target_shape(context: StudyContext, settings: ConfigspecSettings) -> ModelShape:
+    """Of what verifies in the cloud."""
+    return shape_of(context.model_name, settings.shape, "shape=NAME")
 
 
 def _watts(settings: ConfigspecSettings) -> float:
@@ -219,15 +194,17 @@ def _watts(settings: ConfigspecSettings) -> float:
 def _device(settings: ConfigspecSettings, one: Candidate, loaded: _Loaded, watts: float, context: int) -> Device:
     if loaded.step is not None:
         return Device(loaded.step, watts)
+    assert one.shape is not None, "what is not timed has a shape"
     roofline = Roofline(one.shape, find_hardware(settings.device), bits=one.bits)
     return Device(RooflineCosts(roofline).seconds(1, context), watts)
 
 
 def _is_target(context: StudyContext, settings: ConfigspecSettings, one: Candidate) -> bool:
-    """Whether a draft model has the sizes of what verifies."""
-    if settings.verifies_here:
-        return one.name == context.model_name
-    return one.shape == find_shape(settings.shape)
+    """Whether a draft model is what verifies, or has its sizes."""
+    same = one.name == context.model_name
+    if settings.verifies_here or one.shape is None:
+        return same
+    return same or one.shape == _target_shape(context, settings)
 
 
 def _where(settings: ConfigspecSettings, watts: float) -> str:
@@ -238,8 +215,10 @@ def _where(settings: ConfigspecSettings, watts: float) -> str:
     return f"drafts on {device}, {watts:g} W) before {cloud}"
 
 
-def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, Configuration]]) -> list[Claim]:
-    sizes = {(one.name, one.bits): one.shape.parameters * one.bits for one in drafts}
+def _claims(
+    sizes: Mapping[tuple[str, int], int], lengths: list[int], chosen: list[dict[str, Configuration]]
+) -> list[Claim]:
+    """``sizes``: bits of the weights of each draft model, by its name and precision."""
     small, large = min(sizes.values()), max(sizes.values())
 
     def size(objective: str, one: dict[str, Configuration]) -> int:
@@ -266,7 +245,7 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
         ),
     ]
     # With one draft model there is nothing to choose from.
-    return found if len(drafts) > 1 else [found[1], found[3], found[5]]
+    return found if len(sizes) > 1 else [found[1], found[3], found[5]]
 
 
 def _measured(
@@ -289,8 +268,8 @@ def _measured(
         loaded = []
         with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
             for number, one in enumerate(drafts):
-                ratios, dtype, step = _ratios(context, one, answers, rows if settings.drafts_here else None)
-                loaded.append(_Loaded(_BITS.get(dtype, one.bits), step))
+                ratios, known = _ratios(context, one, answers, rows if settings.drafts_here else None)
+                loaded.append(known)
                 for answer, each in enumerate(ratios):
                     for column, length in enumerate(lengths):
                         rounds[number, answer, column] = 1.0 + chain_rounds(each, length).rounds
@@ -302,16 +281,19 @@ def _measured(
 
 def _ratios(
     context: StudyContext, one: Candidate, answers: Seq[KnownAnswer], rows: int | None
-) -> tuple[list[list[float]], str, float | None]:
-    """Likelihood ratios of the answers' tokens under a draft model, the precision that it was loaded in, and seconds of
-    a forward with one row after ``rows`` of K/V; None where these are not asked for."""
+) -> tuple[list[list[float]], _Loaded]:
+    """Likelihood ratios of the answers' tokens under a draft model, and what it is. Its forward is timed after ``rows``
+    of K/V; None: it is not."""
     target: Target
+    parameters = 0 if one.shape is None else one.shape.parameters
     if one.name == DRAFT_LM:
         if one.dtype is not None:
             raise BadInput(f"{DRAFT_LM} runs in the target's own precision; leave out ':{one.dtype}'")
         target = context.model.context(draft_model=DRAFT_LM).draft()
     else:
-        target = context.load(one.name, one.dtype).target
+        model = context.load(one.name, one.dtype)
+        target, parameters = model.target, parameters or int(model.info["parameters"])
+        del model
         if target.vocab_size != context.model.target.vocab_size:
             raise BadInput(
                 f"draft model '{one.name}' has {target.vocab_size} tokens and the target "
@@ -320,7 +302,7 @@ def _ratios(
     if rows is not None and target.costs.fixed:
         raise BadInput(f"device=measured needs measured costs, and draft model '{one.name}' has nominal ones")
     step = None if rows is None else target.costs.seconds(1, min(rows, target.context_length // 2))
-    found = likelihood_ratios(target, answers), target.dtype, step
+    found = likelihood_ratios(target, answers), _Loaded(BITS.get(target.dtype, one.bits), parameters, step)
     del target
     gc.collect()  # its weights, before the next one is loaded
     return found

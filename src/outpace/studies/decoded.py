@@ -57,13 +57,14 @@ def decode(
     max_new_tokens: int = 48,
     params: SamplingParams | None = None,
     trees: bool = False,
+    warm_up: bool = True,
     seed: int = 0,
     journal: StudyJournal | None = None,
 ) -> Decoded:
     """Let every method answer every prompt, ``batch`` at a time, the methods in turns whose order is shuffled.
 
-    Short answers that do not count come first, so that costs are measured before. ``trees``: keep the trees, too.
-    ``journal``: keeps answers, without trees, a part for a few prompts each (:func:`parts_of`).
+    ``warm_up``: short answers that do not count come first, so that costs are measured before. ``trees``: keep the
+    trees, too. ``journal``: keeps answers, without trees, a part for a few prompts each (:func:`parts_of`).
     """
     contexts = contexts_of(model, prompts, max_new_tokens)
     params = params or SamplingParams(seed=seed)
@@ -76,7 +77,7 @@ def decode(
         ]
 
     size, journal = turn_of(batch), journal or StudyJournal()
-    warm = False
+    warm = not warm_up
 
     def turns(some: range) -> dict[str, list[Answer]]:
         nonlocal warm

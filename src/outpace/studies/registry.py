@@ -132,17 +132,8 @@ def run_study(one: Study, context: StudyContext, settings: BaseModel, command: s
     """Run a study. Raises BadInput for what it needs and does not have, and StudyPaused where the journal's time is
     over before it is."""
     began = perf_counter()
-    texts = json.dumps([(prompt.turns, prompt.history) for prompt in context.prompts])
-    context.journal.open(
-        {
-            "study": one.name,
-            "version": __version__,
-            "model": context.model_name,
-            "prompts": hashlib.sha256(texts.encode()).hexdigest()[:12],
-            "seed": context.seed,
-            **{f"setting {name}": value for name, value in settings.model_dump().items()},
-        }
-    )
+    if context.journal.keeps:
+        context.journal.open(_about_parts(one, context, settings))
     found = one.run(context, settings)
     return StudyReport.of(
         {
@@ -163,3 +154,20 @@ def run_study(one: Study, context: StudyContext, settings: BaseModel, command: s
             "seconds": perf_counter() - began + context.journal.earlier_seconds,
         }
     )
+
+
+def _about_parts(one: Study, context: StudyContext, settings: BaseModel) -> dict[str, Any]:
+    """What the parts of a study that are kept depend on: also on how the model computes, and where."""
+    costs, here = context.model.target.costs, machine.describe()
+    texts = json.dumps([(prompt.turns, prompt.history) for prompt in context.prompts])
+    return {
+        "study": one.name,
+        "version": __version__,
+        "model": context.model_name,
+        **{name: context.used.get(name) for name in ("target", "dtype", "kv_dtype", "device")},
+        **{name: here[name] for name in ("cpu", "accelerator", "threads")},
+        "fixed_costs": costs.fixed,
+        "prompts": hashlib.sha256(texts.encode()).hexdigest()[:12],
+        "seed": context.seed,
+        **{f"setting {name}": value for name, value in settings.model_dump().items()},
+    }

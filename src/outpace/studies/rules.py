@@ -40,6 +40,7 @@ class RulesSettings(StrictModel):
 
     chain: str = Field("draft-model", description="method that drafts chains")
     tree: str = Field("sampled-tree", description="method that drafts trees")
+    draft_model: str = Field("", description="draft model of methods that take one; by default what is shipped")
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
     times: int = Field(8, ge=1, le=64, description="how often each rule judges each tree")
@@ -98,14 +99,14 @@ def fitting_rules(name: str, proposal: Proposal) -> list[AcceptanceRule]:
 )
 def rules(context: StudyContext, settings: RulesSettings) -> Findings:
     """Let all rules judge the trees of two methods."""
-    model = context.model
+    model, draft = context.model, context.draft_model(settings.draft_model)
     params = SamplingParams(temperature=settings.temperature, seed=context.seed)
     rows: list[dict[str, Any]] = []
     claims: list[Claim] = []
     series: dict[str, list[PlotPoint]] = {}
     labels: dict[float, str] = {}
     for kind, name in (("chain", settings.chain), ("tree", settings.tree)):
-        method = model.method(name)
+        method = model.method(name, draft_model=draft)
         if not method.drafter.proposal.sampled:
             raise BadInput(f"method '{name}' drafts no sampled tokens, so rules do not differ on its trees")
         judges = fitting_rules(name, method.drafter.proposal)
@@ -113,7 +114,7 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
         compared = Method(method.name, method.drafter, comparing, method.controller)
         decode(
             model, {name: compared}, context.prompts, max_new_tokens=settings.max_new_tokens, params=params,
-            seed=context.seed,
+            seed=context.seed, warm_up=False,
         )  # fmt: skip
         prompts = list(comparing.found.values())
         if not prompts:

@@ -54,6 +54,11 @@ class StudyJournal:
         self.earlier_seconds = 0.0
         """Of the parts that earlier runs have measured."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a folder."""
+        return self._folder is not None
+
     def open(self, about: Mapping[str, Any]) -> None:
         """``about``: what the parts depend on. Raises BadInput for a folder of something else, or that cannot be
         written."""

@@ -28,6 +28,9 @@ COLUMNS = ("drafted", "accepted", "committed", "batch", "ms", "draft_ms")
 """Of ``rounds``: lists of one length, an entry for each round."""
 LEVELS = "levels"
 """Another of them, which a trace may lack."""
+LONGEST, LARGEST = 10_000_000, 100_000
+"""Tokens of a prompt or an answer, and tokens or requests of a round, at most: a single wrong number would keep a
+simulation busy for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     def by_method(self) -> dict[str, list[TracedRequest]]:
-        """Requests that were answered, by method, in the order of the file."""
+        """Requests that have rounds, by method, in the order of the file."""
         found: dict[str, list[TracedRequest]] = {}
         for one in self.requests:
             if len(one.rounds):
@@ -159,9 +162,10 @@ def read_trace(path: Path) -> Trace:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadInput(f"cannot read the trace {path}: {reason}") from None
     notes = []
-    if lines[-1] and len(lines) > 1:
+    if len(lines) > 1 and _cut_off(lines[-1]):
+        lines.pop()
         notes.append(f"the last line of {path} was cut off and is left out")
-    objects = list(_objects(path, lines[:-1] if len(lines) > 1 else lines))
+    objects = list(_objects(path, lines))
     if not objects or objects[0][1].get(KEY) is None:
         raise BadInput(f"{path} is no trace: its first line has no '{KEY}' (write one with --trace of bench or serve)")
     first = objects[0][1]
@@ -169,10 +173,21 @@ def read_trace(path: Path) -> Trace:
         raise BadInput(f"{path} is a trace of format {first[KEY]!r}; this version reads format {FORMAT}")
     requests = tuple(_checked(path, number, _request, one) for number, one in objects[1:])
     if not any(len(one.rounds) for one in requests):
-        raise BadInput(f"{path} has no answered request in it")
-    if refused := sum(not len(one.rounds) for one in requests):
-        notes.append(f"{refused} requests that were not answered are left out")
+        raise BadInput(f"{path} has no answered request of one sequence in it")
+    if left_out := sum(not len(one.rounds) for one in requests):
+        notes.append(f"{left_out} requests without rounds are left out: not answered, or of several sequences")
     return Trace(_checked(path, 1, _header, first), requests, tuple(notes))
+
+
+def _cut_off(text: str) -> bool:
+    """Whether this is the beginning of a line that was not written to its end: one that is whole is JSON."""
+    if not text.strip():
+        return False
+    try:
+        parse_json(text)
+    except ValueError:
+        return True
+    return False
 
 
 def _objects(path: Path, lines: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -203,7 +218,7 @@ def _header(found: dict[str, Any]) -> TraceHeader:
     return TraceHeader(
         dict(found["model"]),
         kind,
-        _count(found["load"], "at_once", 1),
+        _count(found["load"], "at_once", 1, LARGEST),
         str(found["written_by"]),
         str(found.get("version", "")),
         dict(found.get("machine", {})),
@@ -250,13 +265,17 @@ def _numbers(found: Mapping[str, Any], name: str) -> list[Any]:
         whole = isinstance(one, int) and not isinstance(one, bool)
         if not (whole or (times and isinstance(one, float) and math.isfinite(one))) or one < 0:
             raise ValueError(f"'rounds.{name}' holds {one!r}")
+        if not times and one > LARGEST:
+            raise ValueError(f"'rounds.{name}' holds {one:,}, which is more than {LARGEST:,}")
     return list(values)
 
 
-def _count(found: Mapping[str, Any], name: str, least: int) -> int:
+def _count(found: Mapping[str, Any], name: str, least: int, most: int = LONGEST) -> int:
     value = found[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"'{name}' must be a whole number of at least {least}, not {value!r}")
+    if value > most:
+        raise ValueError(f"'{name}' must be at most {most:,}, not {value:,}")
     return value
 
 
