@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving_support import CHAT, COMPLETE, USER, chat, client, events, refused, service
+from serving_support import CHAT, COMPLETE, USER, Scripted, chat, client, events, refused, service
 from test_serving_tools import asked, calls, model
 
 SCHEMA = {
@@ -123,6 +123,17 @@ def test_strict_tools_have_arguments_of_their_schema() -> None:
     assert arguments["city"] in ("Oslo", "Bergen")
     assert whole["finish_reason"] == "tool_calls"
     assert chunks
+
+
+def test_a_token_that_begins_every_text_is_no_part_of_a_calls_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Scripted.encode
+    monkeypatch.setattr(Scripted, "encode", lambda self, text: [len(self) - 1, *plain(self, text)])
+    monkeypatch.setattr(
+        Scripted, "encode_batch", lambda self, texts: [plain(self, text) for text in texts], raising=False
+    )
+    whole, _ = asked("hermes", WRONG, tools=STRICT)
+    [(name, arguments)] = calls(whole["message"])
+    assert name == "weather" and arguments["city"] in ("Oslo", "Bergen")
 
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
