@@ -300,6 +300,7 @@ class _Run:
                 max_new_tokens=settings.max_new_tokens,
                 stop_ids=self._ends,
                 references=self.references,
+                reference_texts=settings.references,
                 namespace=entry.namespace(settings.namespace),
                 trace=self.meter is not None and self.meter.traces(entry),
                 counts=settings.trace is not None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from outpace.core.constraint import GrammarState
 from outpace.core.errors import BadInput
+from outpace.core.sampling import Sampler
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.request import Generation
 
@@ -21,15 +22,15 @@ def without_forbidden(one: Generation, tree: TokenTree) -> TokenTree:
     for node, parent in enumerate(tree.parents):  # parents come before children
         if parent in places:
             place = sampler.moved(places[parent], tree.tokens[node])
-            if _possible(one, places[parent], tree.tokens[node], place):
+            if _possible(sampler, places[parent], tree.tokens[node], place):
                 places[node] = place
     if len(places) == len(tree) + 1 or one.drafter.reusable_forward([one.draft_state]) is not None:
         return tree
     return tree.only(node for node in range(len(tree)) if node in places)
 
 
-def _possible(one: Generation, before: GrammarState, token: int, after: GrammarState) -> bool:
+def _possible(sampler: Sampler, before: GrammarState, token: int, after: GrammarState) -> bool:
     """Whether ``token`` may be accepted after a state; behind a stop token nothing is."""
-    if before is None or isinstance(before, BadInput):
+    if before is None or sampler.grammar is None:
         return False
-    return before.complete if token in one.sequence.sampler.stop_ids else not isinstance(after, BadInput)
+    return sampler.grammar.complete(before) if token in sampler.stop_ids else not isinstance(after, BadInput)
