@@ -395,6 +395,20 @@ def test_deterministic_drafts_against_the_grammar_are_not_scored(counted: list[i
         assert any(counted) == drafted
 
 
+def test_deterministic_parts_are_pruned_beside_one_that_samples(counted: list[int]) -> None:
+    words = Letters(PIECES["regex"])
+    context = tiny_context(4, 1, PIECES["regex"], PIECES["regex"])
+    chains = {"pld": {"num_draft_tokens": 1}, "draft-model": {"num_draft_tokens": 1}}
+    method = build("merge", context, {"parts": tuple(chains), "settings": chains})
+    for grammar, most in ((Grammar.regex("b{3,}"), 1), (Grammar.regex("(a|b){3,}"), 2)):
+        counted.clear()
+        params = SamplingParams(temperature=1.0, constraint=compiled(grammar, words), logit_bias={1: 50.0})
+        decoder = Decoder(context.target, words)
+        decoder.submit(Request((0, 1, 0, 1, 0, 1), method, params, max_new_tokens=2))
+        decoder.run()
+        assert counted[-1] == most  # before it the draft model reads the prompt
+
+
 def test_rule_and_rows_of_a_forbidden_draw_stay() -> None:
     """What keeps the residual right: the draw, with its row, though its token is forbidden."""
     tree_of = TokenTree.chain([1], [QRow(torch.tensor([0.5, 0.5, 0.0]))])
