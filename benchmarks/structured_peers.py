@@ -52,8 +52,8 @@ from outpace.prompts.questions import load_prompts, stratified
 from schema_suite import Judge
 
 LLAMA_FORMATS = ("BF16", OWN, "Q4_0")
-SAME = {"bfloat16": "bfloat16", "BF16": "bfloat16"}
-"""Precisions that are compared with one another; every other is a 4-bit one."""
+SAME = {"BF16": "bfloat16", "int4": "4 bits", OWN: "4 bits", "Q4_0": "4 bits"}
+"""Formats that are compared with those of another name; every other with its own kind alone."""
 KINDS = ("extraction", "function", "sql", "list", "edit")
 BEGIN, END = "<!-- table: structured peers -->", "<!-- end of the table -->"
 """Between these lines of a page the tables stand."""
@@ -246,7 +246,8 @@ def _by_precision(result: dict[str, Any]) -> dict[str, dict[str, Answers]]:
     rows = {name: one for name, one in result["answers"].items() if any("tokens" in each for each in one.values())}
     groups: dict[str, dict[str, Answers]] = {"bfloat16": {}, "4 bits": {}}
     for name, one in rows.items():
-        groups[SAME.get(name.split()[-1], "4 bits")][name] = one
+        format_ = name.split()[-1]
+        groups.setdefault(SAME.get(format_, format_), {})[name] = one
     return {precision: mine for precision, mine in groups.items() if mine}
 
 

@@ -176,6 +176,18 @@ def result(*rows: str, wrong: str = "") -> dict[str, Any]:
 AUTO, XGRAMMAR = "outpace auto bfloat16", "vllm xgrammar bfloat16"
 
 
+def test_rows_stand_beside_those_of_their_precision_alone() -> None:
+    names = [f"outpace auto {dtype}" for dtype in ("bfloat16", "float32", "int4")]
+    found = structured_peers.summary(
+        result(*names, "llama.cpp GBNF own", "llama.cpp GBNF BF16", "vllm xgrammar float32")
+    )
+    assert [(line.split(", ")[1].split(":")[0], line.split("(")[-1]) for line in found] == [
+        ("bfloat16", "llama.cpp `GBNF` BF16)."),
+        ("4 bits", "llama.cpp `GBNF` own)."),
+        ("float32", "vllm `xgrammar` float32)."),
+    ]
+
+
 def test_refusals_stand_below_the_tables_with_their_reason() -> None:
     found = result(AUTO, XGRAMMAR, wrong=XGRAMMAR)
     found["libraries"]["llama.cpp BF16"] = {"error": "ModuleNotFoundError: llama_cpp", "version": ""}

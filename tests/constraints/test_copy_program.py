@@ -210,6 +210,59 @@ def test_what_cannot_be_copied_is_refused() -> None:
         program_tokens(CopyProgram(TEXT, Letters()), [Copy(3, 13)])
 
 
+class Marked(Letters):
+    """Reads ``<end>`` as a special token, which it leaves out of texts, and writes \u00b5 as \u03bc."""
+
+    SPECIAL = 264
+
+    def __len__(self) -> int:
+        return 265
+
+    def encode(self, text: str) -> list[int]:
+        parts = [super(Marked, self).encode(part) for part in text.replace("\u00b5", "\u03bc").split("<end>")]
+        return parts[0] + [token for part in parts[1:] for token in (self.SPECIAL, *part)]
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return None if token == self.SPECIAL else super().token_bytes(token)
+
+    def token_text(self, token: int) -> str:
+        return "<end>" if token == self.SPECIAL else super().token_text(token)
+
+
+def prepared(prompt: str, *references: str) -> Request:
+    """A request as ``copy-decode`` decodes it."""
+    words = Marked()
+    method = build("copydec", replace(tiny_context(265, 1), tokenizer=words), {"parts": [], "numbered": False})
+    tokens = [tuple(words.encode(text)) for text in (prompt, *references)]
+    return Request(tokens[0], method, references=tuple(tokens[1:]), reference_texts=references).prepared()
+
+
+def test_the_text_is_copied_as_it_was_given_or_refused() -> None:
+    for found in (prepared("Edit.", "a\nb"), prepared("Edit <end> this.\n```\na\nb\n```<end>ok")):
+        assert isinstance(found.params.constraint, CopyProgram)
+        assert found.params.constraint.lines == ["a\n", "b\n"]
+    for given in ("a\nx = '<end>'\n", "a\nx = '\u00b5'\n"):
+        with pytest.raises(BadInput, match=r"this one changes .x = '.*special token"):
+            prepared("Edit.", given)
+    with pytest.raises(BadInput, match="the special token <end>, which cannot be copied"):
+        prepared("Edit.\n```\na\nx = '<end>'\n```\n")
+
+
+def test_stop_strings_end_programs_inside_of_lines() -> None:
+    """The user knows nothing of a program, of which a part is no error, nor of its directives."""
+    words = Letters()
+    program = CopyProgram("ab\nline 2\n", words)
+    constraint = Rehearsed(program, program_tokens(program, [Copy(1, 2)]))
+    context = replace(tiny_context(264, 1), tokenizer=words)
+    method = replace(build("copydec", context, {"parts": []}), prepare=None)
+    decoder = Decoder(context.target, words)
+    params = SamplingParams(constraint=constraint)
+    found = decoder.submit(Request((0, 1), method, params, max_new_tokens=60, stop_strings=("@", "ne 2")))
+    decoder.run()
+    found.raise_error()
+    assert (found.text, found.finish_reason) == ("ab\nli", "stop")
+
+
 # ------------------------------------------------------------------------------------------- drafts, by enumeration
 
 PIECES = ("@@ copy(", "@@ generate\n", "1", "2", "-", ")\n", "a\n", "b\n", *"ifxy=: \n", None)

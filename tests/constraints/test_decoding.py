@@ -326,6 +326,40 @@ def test_a_limit_of_the_engine_at_a_stop_string_ends_that_answer_alone() -> None
     assert beside.error is None
 
 
+@dataclass(slots=True)
+class Failing:
+    """Answers of the letter a, of which an engine fails to say what it forces, or whether they may end."""
+
+    complete = False
+
+    def begin(self) -> Failing:
+        return self
+
+    def allowed(self, size: int) -> Any:
+        return bits_of([0, 1], size)
+
+    def advance(self, token: int) -> Failing:
+        return self
+
+    def forced(self) -> Seq[int]:
+        raise BadInput("the grammar is too complex to go on")
+
+    def accepts(self, text: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", ["grammar", "copy-decode"])
+def test_a_failure_to_say_what_is_forced_ends_no_round(name: str) -> None:
+    words = Letters(PIECES["choices"])
+    context = replace(tiny_context(4, 1), tokenizer=words)
+    decoder = Decoder(context.target, words)
+    method = replace(build(name, context), prepare=None)
+    params = SamplingParams(constraint=Failing())
+    requests = [decoder.submit(Request((0, 1), one, params, max_new_tokens=3)) for one in (method, method)]
+    decoder.run()
+    assert [one.finish_reason for one in requests] == ["length", "length"]
+
+
 def test_stop_strings_behind_a_whole_answer_are_harmless() -> None:
     found = answered(Grammar.regex("a|ab+"), PIECES["regex"], stop_strings=("b",))
     assert found.finish_reason == "stop"
@@ -359,6 +393,20 @@ def test_deterministic_drafts_against_the_grammar_are_not_scored(counted: list[i
         decoder.submit(asked)
         decoder.run()
         assert any(counted) == drafted
+
+
+def test_deterministic_parts_are_pruned_beside_one_that_samples(counted: list[int]) -> None:
+    words = Letters(PIECES["regex"])
+    context = tiny_context(4, 1, PIECES["regex"], PIECES["regex"])
+    chains = {"pld": {"num_draft_tokens": 1}, "draft-model": {"num_draft_tokens": 1}}
+    method = build("merge", context, {"parts": tuple(chains), "settings": chains})
+    for grammar, most in ((Grammar.regex("b{3,}"), 1), (Grammar.regex("(a|b){3,}"), 2)):
+        counted.clear()
+        params = SamplingParams(temperature=1.0, constraint=compiled(grammar, words), logit_bias={1: 50.0})
+        decoder = Decoder(context.target, words)
+        decoder.submit(Request((0, 1, 0, 1, 0, 1), method, params, max_new_tokens=2))
+        decoder.run()
+        assert counted[-1] == most  # before it the draft model reads the prompt
 
 
 def test_rule_and_rows_of_a_forbidden_draw_stay() -> None:

@@ -189,6 +189,10 @@ REST = {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["n
 OWN = {"$id": "http://x/y"}
 
 
+def required_of(name: str, pattern: str) -> dict[str, Any]:
+    return {"type": "object", "required": [name], "patternProperties": {pattern: {}}}
+
+
 @pytest.mark.parametrize(
     ("make", "limits", "said"),
     [
@@ -201,6 +205,20 @@ OWN = {"$id": "http://x/y"}
         (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "http://x/y"}}}), None, "without end"),
         (lambda: Grammar.schema({**SELF, **OWN, "properties": {"next": {"$ref": "y#"}}}), None, "without end"),
         (lambda: Grammar.schema({**REST, "patternProperties": {"^n": {"$ref": "#"}}}), None, "without end"),
+        (
+            lambda: Grammar.schema({**REST, "patternProperties": {"^n": {"$ref": "#"}}, "additionalProperties": False}),
+            None,
+            "without end",
+        ),
+        (lambda: Grammar.schema({"type": 5}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"type": True}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"type": [{}]}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"$ref": "http://[#a"}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"$id": "http://[", "$ref": "#a"}), None, "schema cannot be used"),
+        (lambda: Grammar.schema(required_of("a", "a{99999999999}")), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"enum": ["\ud800"]}), None, r"schema is not valid text: .*U\+D800"),
+        (lambda: Grammar.read({"enum": ["\ud800"]}), None, r"schema is not valid text: .*U\+D800"),
+        (lambda: Grammar.schema(r'{"enum": ["\ud800"]}'), None, r"schema is not valid text: .*U\+D800"),
         (lambda: Grammar.schema({"$ref": "#"}), None, "unsatisfiable|cannot be used"),
         (lambda: Grammar.schema({"$ref": "#/$defs/none"}), None, "schema cannot be used"),
         (lambda: Grammar.schema({"$ref": "https://example.com/x.json"}), None, "schema cannot be used"),
@@ -215,11 +233,19 @@ OWN = {"$id": "http://x/y"}
         (lambda: Grammar.regex("\u00e9"), None, "no answer at all"),
         (lambda: Grammar.lark("start: x"), None, "grammar cannot be used"),
         (lambda: Grammar.lark("hello"), None, "grammar cannot be used"),
+        (lambda: Grammar.lark('start: "a" start'), None, "rule 'start' has no finite text"),
+        (
+            lambda: Grammar.lark('start: "x" | "y" b+ "z"?\nb: ("(" (start | "-") b ")")'),
+            None,
+            "rule 'b' has no finite",
+        ),
+        (lambda: Grammar.lark('root ::= "a" b\nb ::= "b" b | c\nc ::= b "x"'), None, "rule 'start' has no finite text"),
         (lambda: Grammar.read('{"type": "object"}'), None, r"JSON text; give .*Grammar.schema\(text\)"),
         (lambda: Grammar.choice([]), None, "list of texts"),
         (lambda: Grammar.choice(["a", "a"]), None, "same"),
         (lambda: Grammar.choice(["\u00e9"]), None, "no answer at all"),
         (lambda: GrammarLimits(seconds=0.0), None, "seconds"),
+        (lambda: GrammarLimits(max_bytes=2**64), None, "must be 1 to 1,099,511,627,776 bytes"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(make: Any, limits: GrammarLimits | None, said: str) -> None:
@@ -276,6 +302,33 @@ def test_recursion_that_may_end_is_taken() -> None:
         assert accepted(Grammar.schema(other), '{"next": null}')
     assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
     assert not accepted(Grammar.schema(tree), '{"next": {}}')
+
+
+def test_a_users_pattern_is_not_tried_by_backtracking() -> None:
+    """It would take longer than the age of the universe, and no other thread would run."""
+    compiled(Grammar.schema(required_of("a" * 60 + "!", "(a+)+$")), BYTES)
+
+
+def test_references_may_name_anchors() -> None:
+    named = {"$ref": "#name", "$defs": {"x": {"$anchor": "name", "type": "integer"}}}
+    assert accepted(Grammar.schema(named), "3")
+    assert not accepted(Grammar.schema(named), "true")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        'start: "(" start? ")"',
+        'start: "a" start | /b|#"/',
+        'start: "a" b\nb: "b" [start] // start: b start\n',
+        'start: c{2,3}\n?c: "c" (start)* -> start',
+        'start: "a" ~ 2..3 | b\nb: WORD b | w\nw[lazy]: WORD\nWORD: /[a-z]/ & ~/q/\n%ignore / +/',
+        'start: "[" (start ("," start)*)? "]"',
+        'start: %json {"type": "integer"} | start start',
+    ],
+)
+def test_rules_that_have_a_finite_text_are_taken(rules: str) -> None:
+    compiled(Grammar.lark(rules), BYTES)
 
 
 def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving_support import CHAT, COMPLETE, USER, chat, client, events, refused, service
+from serving_support import CHAT, COMPLETE, USER, Scripted, chat, client, events, refused, service
 from test_serving_tools import asked, calls, model
 
 SCHEMA = {
@@ -125,6 +125,17 @@ def test_strict_tools_have_arguments_of_their_schema() -> None:
     assert chunks
 
 
+def test_a_token_that_begins_every_text_is_no_part_of_a_calls_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Scripted.encode
+    monkeypatch.setattr(Scripted, "encode", lambda self, text: [len(self) - 1, *plain(self, text)])
+    monkeypatch.setattr(
+        Scripted, "encode_batch", lambda self, texts: [plain(self, text) for text in texts], raising=False
+    )
+    whole, _ = asked("hermes", WRONG, tools=STRICT)
+    [(name, arguments)] = calls(whole["message"])
+    assert name == "weather" and arguments["city"] in ("Oslo", "Bergen")
+
+
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
 
@@ -177,6 +188,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"next": {"$ref": "#"}}, "without end"),
         ({"next": {"type": "integer", "minimum": 5, "maximum": 4}}, "Unsatisfiable schema"),
         ({"next": nested(400)}, "nested too deeply"),
+        ({"next": {"$ref": "http://[#a"}}, "Invalid URI reference"),
+        ({"next": {"type": 5}}, "type must be a string"),
     ],
 )
 def test_strict_tools_with_bad_schemas_are_refused(parameters: dict[str, Any], words: str) -> None:
@@ -186,6 +199,16 @@ def test_strict_tools_with_bad_schemas_are_refused(parameters: dict[str, Any], w
         for choice in ("auto", "required"):
             error = refused(to, 400, words, tools=tools, tool_choice=choice)
             assert error["param"] == "tools"
+
+
+def test_half_a_surrogate_pair_in_a_schema_is_refused() -> None:
+    schema = {"type": "object", "properties": {"next": {"enum": ["\ud800"]}}}
+    tools = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}]
+    with client(service(model("hermes", "x"))) as to:
+        for form in ({"guided_json": schema}, {"tools": tools}):
+            body = json.dumps({"model": "toy", "messages": USER, **form})
+            answer = to.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400 and "half of a surrogate pair" in answer.json()["error"]["message"]
 
 
 def test_strict_tools_and_a_schema_contradict_each_other() -> None:

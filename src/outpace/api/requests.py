@@ -151,6 +151,7 @@ def build_request(
         stop_ids=chosen.stop_ids(model.eos_ids),
         stop_strings=chosen.stop,
         references=references,
+        reference_texts=chosen.references,
         namespace=chosen.namespace,
         beams=chosen.beams,
     )

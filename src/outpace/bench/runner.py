@@ -304,6 +304,7 @@ class _Run:
                 max_new_tokens=settings.max_new_tokens,
                 stop_ids=self._ends,
                 references=self.references,
+                reference_texts=settings.references,
                 namespace=entry.namespace(settings.namespace),
                 trace=traced,
                 counts=settings.trace is not None,

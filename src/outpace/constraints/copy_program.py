@@ -47,8 +47,8 @@ class CopyProgram:
 
     ``ordered``: each span begins behind the one before, as in every edit that moves and repeats no lines.
 
-    Raises BadInput for a text without lines or of more than :data:`MOST_LINES`, and for a tokenizer that does not
-    write texts back as they were.
+    Raises BadInput for a text without lines or of more than :data:`MOST_LINES`, and where the tokenizer does not write
+    the text back as it was.
     """
 
     def __init__(self, text: str, tokenizer: ChatTokenizer, *, ordered: bool = True) -> None:
@@ -60,11 +60,12 @@ class CopyProgram:
                 f"the text to edit has {len(self.lines):,} lines, and the limit is {MOST_LINES:,}; give a part"
             )
         self.tokenizer = tokenizer
-        self._check_tokenizer()
-        self.copy, self.to, self.close, self.generate = map(self.spelled, (COPY, TO, CLOSE, GENERATE))
-        self.begins_directive = frozenset({self.copy[0], self.generate[0]})
         self._masks: dict[tuple[int, ...], Bits] = {}
         self._spans: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._check_tokenizer()
+        self._check_lines()
+        self.copy, self.to, self.close, self.generate = map(self.spelled, (COPY, TO, CLOSE, GENERATE))
+        self.begins_directive = frozenset({self.copy[0], self.generate[0]})
 
     def __repr__(self) -> str:
         return f"CopyProgram({len(self.lines)} lines)"
@@ -107,7 +108,8 @@ class CopyProgram:
         tokens = self.tokenizer.encode(text) if batch is None else batch([text])[0]
         if b"".join(self.tokenizer.token_bytes(token) or b"" for token in tokens) != text.encode():
             raise BadInput(
-                f"copying needs a tokenizer that writes texts back as they were; this one changes {text[:40]!r}"
+                f"copying needs a tokenizer that writes texts back as they were; this one changes {text[:40]!r}, where "
+                "it may see a special token, or write a character in another form"
             )
         return tuple(tokens)
 
@@ -158,6 +160,15 @@ class CopyProgram:
     def line_beginnings(self, size: int, directives: frozenset[int]) -> Bits:
         """The set of all tokens that may begin a new line, and of those directives that may begin there."""
         return self.any_text(size) & ~self.mask(sorted(self.begins_directive - directives), size)
+
+    def _check_lines(self) -> None:
+        """Raise BadInput, of the first such line where there is one, for a text that the tokenizer changes."""
+        try:
+            self.span(1, len(self.lines))
+        except BadInput:
+            for line in self.lines:
+                self.spelled(line)
+            raise
 
     def _check_tokenizer(self) -> None:
         """Texts of several spans are joined: raise BadInput for a tokenizer that adds to the beginning of a text."""

@@ -12,6 +12,7 @@ from outpace.core.text import check_text
 
 Kind = Literal["schema", "regex", "lark", "choice"]
 _NAMES = {"schema": "schema", "regex": "regular expression", "lark": "grammar", "choice": "list of choices"}
+_MOST_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class GrammarLimits:
     seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.max_bytes < 1:
-            raise BadInput(f"the limit on a grammar's size must be at least 1 byte, not {self.max_bytes}")
+        if not 1 <= self.max_bytes <= _MOST_BYTES:
+            raise BadInput(f"the limit on a grammar's size must be 1 to {_MOST_BYTES:,} bytes, not {self.max_bytes:,}")
         if not 0.0 < self.seconds <= 3600.0:
             raise BadInput(f"the limit on a grammar's compile time must be in (0, 3600] seconds, not {self.seconds:g}")
 
@@ -67,9 +68,11 @@ class Grammar:
         if not isinstance(schema, Mapping | bool):
             raise BadInput(f"a schema must be a JSON object, or true for any JSON, not {shown(schema)}")
         try:
-            return cls("schema", json.dumps(schema, ensure_ascii=False))
+            source = json.dumps(schema, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadInput(f"the schema is not JSON: {shortened(str(error))}") from None
+        check_text(source, "the schema")  # again: JSON's escapes can spell half of a surrogate pair
+        return cls("schema", source)
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

@@ -137,9 +137,10 @@ class ParserState:
 
     def forced(self) -> Sequence[int]:
         if self._forced is None:
-            self._cursor.move(self.place)
-            text = self._cursor.matcher.compute_ff_bytes()
-            self._forced = tuple(self._cursor.trie.spelled(text)) if text else ()
+            cursor = self._cursor
+            cursor.move(self.place)
+            text = cursor.matcher.compute_ff_bytes()
+            self._forced = () if cursor.check_failure() or not text else tuple(cursor.trie.spelled(text))
         return self._forced
 
     def longest(self, size: int) -> Sequence[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urldefrag, urljoin
@@ -52,8 +51,8 @@ class _Finite:
     def _value_holds(self, schema: Mapping[str, Any], open_refs: tuple[str, ...]) -> bool:
         """By the schema's own keywords, references and combinations aside."""
         kinds = schema.get("type")
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if "enum" in schema or "const" in schema or (isinstance(kinds, list) and set(kinds) - {"object", "array"}):
+        kinds = kinds if isinstance(kinds, list) else [kinds] if isinstance(kinds, str) else []
+        if "enum" in schema or "const" in schema or any(kind not in ("object", "array") for kind in kinds):
             return True
         implied = kinds or [name for name in ("object", "array") if self._demands(schema, name)]
         # Without a type any other value will do, unless the engine reads one from the keywords.
@@ -76,20 +75,24 @@ class _Finite:
         )
 
     def _object_holds(self, schema: Mapping[str, Any], open_refs: tuple[str, ...]) -> bool:
-        required = schema.get("required")
-        required = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-        if not all(self.holds(one, open_refs) for name in required for one in _values(schema, name)):
+        given = schema.get("required")
+        required = given if isinstance(given, list) else []
+        if not all(self._property_holds(schema, name, open_refs) for name in required if isinstance(name, str)):
             return False
         least = schema.get("minProperties")
+        names = {name for name in required if isinstance(name, str)} if isinstance(least, int) else set()
         # The engine refuses minProperties beside properties that are optional.
-        if (
-            not isinstance(least, int)
-            or len(set(required)) >= least
-            or set(_schemas(schema, "properties")) - set(required)
-        ):
+        if not isinstance(least, int) or len(names) >= least or _schemas(schema, "properties").keys() - names:
             return True
-        further = [*_schemas(schema, "patternProperties").values(), schema.get("additionalProperties")]
-        return any(self.holds(one, open_refs) for one in further)
+        return any(self.holds(one, open_refs) for one in _further(schema))
+
+    def _property_holds(self, schema: Mapping[str, Any], name: str, open_refs: tuple[str, ...]) -> bool:
+        """Whether a property may have a finite value. Which patterns its name matches is not known: trying a user's
+        pattern can take exponential time, in which Python runs no other thread."""
+        named = _schemas(schema, "properties")
+        if name in named:
+            return self.holds(named[name], open_refs)
+        return any(self.holds(one, open_refs) for one in _further(schema))
 
     def _resolved(self, ref: str, open_refs: tuple[str, ...]) -> bool:
         if ref in open_refs:
@@ -104,8 +107,12 @@ class _Finite:
 
     def _target(self, ref: str) -> Any:
         """What a reference into this schema names; None for another place, which the engine judges."""
-        place, pointer = urldefrag(urljoin(self._id, ref))
-        if place != urldefrag(self._id).url:
+        try:
+            place, pointer = urldefrag(urljoin(self._id, ref))
+            own = urldefrag(self._id).url
+        except ValueError:  # no URL
+            return None
+        if place != own or (pointer and not pointer.startswith("/")):  # what is no pointer names an $anchor
             return None
         at = self._whole
         for part in pointer.split("/")[1:]:
@@ -124,20 +131,9 @@ def _schemas(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _values(schema: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """The schemas that the value of a property must satisfy."""
-    named, known = _schemas(schema, "properties"), False
-    if name in named:
-        known = True
-        yield named[name]
-    for pattern, one in _schemas(schema, "patternProperties").items():
-        try:
-            matches = re.search(pattern, name) is not None
-        except re.error:  # in ECMA-262's syntax: it may match
-            known = True
-            continue
-        if matches:
-            known = True
-            yield one
-    if not known:
-        yield schema.get("additionalProperties")
+def _further(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of which a property that is not named has one or more."""
+    patterns, other = _schemas(schema, "patternProperties"), schema.get("additionalProperties")
+    yield from patterns.values()
+    if other is not False or not patterns:  # what allows no property at all is left to the engine
+        yield other

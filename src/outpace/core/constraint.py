@@ -193,3 +193,22 @@ class Masks:
         return DeadEnd(
             "no token can follow: none of the vocabulary's tokens goes on as the grammar demands; change the grammar"
         )
+
+    def complete(self, state: GrammarState) -> bool:
+        """Whether the answer may end at a state; not where the grammar's engine fails."""
+        if state is None or isinstance(state, BadInput):
+            return False
+        try:
+            return state.complete
+        except BadInput:
+            return False
+
+    def forced(self, state: GrammarState) -> Sequence[int]:
+        """Tokens that spell what every answer goes on with; empty where answers may end or differ, and where the
+        grammar's engine fails: a request ends with that only when it has to know what may follow."""
+        if state is None or isinstance(state, BadInput):
+            return ()
+        try:
+            return () if state.complete else state.forced()
+        except BadInput:
+            return ()

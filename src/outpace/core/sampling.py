@@ -261,6 +261,10 @@ class Sampler:
         """The tokens that the grammar lets follow; None: all; or why there is none."""
         return None if self.grammar is None else self.grammar.allowed(place)
 
+    def forced(self, place: GrammarState) -> Sequence[int]:
+        """Tokens that spell what every answer goes on with under the grammar; empty where that is not known."""
+        return () if self.grammar is None else self.grammar.forced(place)
+
     def changes(self, path: Sequence[int], allowed: Bits | None = None) -> LogitChanges | None:
         """What bias, penalties and the tokens ``allowed`` (None: all) change of the logits after the history and the
         draft tokens ``path``; None: nothing.

@@ -18,6 +18,7 @@ from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
+from outpace.drafting.grammar_pruning import without_forbidden
 from outpace.targets.base import Scores, Sequence
 
 if TYPE_CHECKING:
@@ -153,6 +154,16 @@ class Combined(Drafter[C], ABC):
 
     def ask_within(self, index: int, states: Seq[C], budgets: Seq[Budget]) -> list[TokenTree]:
         """The same by the part's own budgets."""
+        trees = self._proposed(index, states, budgets)
+        if not self.proposal.sampled:  # the whole may be cut
+            return trees
+        part = self.parts[index]
+        return [
+            without_forbidden(part, state.parts[index], state.sequence, tree)
+            for state, tree in zip(states, trees, strict=True)
+        ]
+
+    def _proposed(self, index: int, states: Seq[C], budgets: Seq[Budget]) -> list[TokenTree]:
         wanted = [at for at, budget in enumerate(budgets) if budget.depth > 0]
         if not wanted:
             return [TokenTree() for _ in states]

@@ -138,7 +138,7 @@ class GrammarDrafter(BestFirst[GrammarDraftState]):
         if (only := single(allowed)) is not None:
             yield only, Kind("only"), ()
             return
-        forced = () if given.complete else tuple(given.forced())
+        forced = tuple(sampler.forced(given))
         if forced and holds(allowed, forced[0]):
             yield forced[0], Kind("forced" if len(forced) > 1 else "last"), forced[1:]
         digest = _digest(allowed)

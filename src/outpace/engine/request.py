@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core import machine
-from outpace.core.constraint import ShowsText
+from outpace.core.constraint import Constraint, ShowsText
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.future_validity import MASKED, Weighed
 from outpace.core.metrics import RequestMetrics
@@ -38,6 +38,8 @@ class Request:
     ``time_limit`` in seconds from its arrival. ``prefix_owner``: whose cached beginnings of prompts it may use and
     add to; None: none.
 
+    ``reference_texts``: what ``references`` are the tokens of, as it was given: a tokenizer may change a text.
+
     ``repeats``: a sampled answer has to be the same again for its seed, so nothing of it may depend on a clock.
 
     ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token, ``counts`` only what
@@ -54,6 +56,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     references: tuple[tuple[int, ...], ...] = ()
+    reference_texts: tuple[str, ...] = ()
     namespace: str = ""
     keep: bool = False
     kept: Sequence | None = None
@@ -205,16 +208,16 @@ class Generation:
     def grammar_complete(self) -> bool | None:
         """Whether the answer is a whole one under its grammar, and no mere beginning; None without a grammar, and for
         the programs of a method, of which the user knows nothing."""
-        constraint = self.request.params.constraint
-        if constraint is None or isinstance(constraint, ShowsText):
+        sampler = self.sequence.sampler
+        if self._grammar is None or sampler.grammar is None:
             return None
-        if self.finish_reason == "stop":
-            return True
-        place = self.sequence.sampler.place
-        try:
-            return place is not None and not isinstance(place, BadInput) and place.complete
-        except BadInput:  # the grammar's engine has reached a limit
-            return False
+        return self.finish_reason == "stop" or sampler.grammar.complete(sampler.place)
+
+    @property
+    def _grammar(self) -> Constraint | None:
+        """What the user's answers are held to: its constraint, unless that is of its method's own making."""
+        constraint = self.request.params.constraint
+        return None if isinstance(constraint, ShowsText) else constraint
 
     @property
     def text(self) -> str:
@@ -285,7 +288,7 @@ class Generation:
 
     def _check_grammar(self) -> None:
         """Fail where a stop string has cut an answer short of what its grammar demands."""
-        constraint, stream = self.request.params.constraint, self.stream
+        constraint, stream = self._grammar, self.stream
         if constraint is None or stream is None:
             return
         try:

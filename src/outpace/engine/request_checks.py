@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.core.constraint import ShowsText
 from outpace.core.errors import BadInput
 from outpace.core.future_validity import NO_GRAMMAR, ConstraintWeighting
 from outpace.core.sampling import check_logit_bias
@@ -47,8 +48,8 @@ def check_request(request: Request, target: Target, tokenizer: Tokenizer | None)
 def _check_stops(request: Request, tokenizer: Tokenizer | None) -> None:
     """Raise BadInput for a stop string in the text that every answer under the grammar begins with."""
     constraint = request.params.constraint
-    if constraint is None or not request.stop_strings or tokenizer is None:
-        return
+    if constraint is None or isinstance(constraint, ShowsText) or not request.stop_strings or tokenizer is None:
+        return  # what a method's own programs begin with is not shown
     beginning = tokenizer.decode(constraint.begin().forced())
     for stop in request.stop_strings:
         if stop in beginning:

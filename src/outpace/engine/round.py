@@ -14,9 +14,9 @@ from outpace.controllers.base import Budget
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.grammar_pruning import without_forbidden
 from outpace.engine.certain_rows import mark_certain_rows
 from outpace.engine.future_validity import look_ahead
-from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
@@ -72,7 +72,8 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
         with Timed([split[i] for i in members], "draft"):
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
-            trees[index] = without_forbidden(active[index], tree)
+            one = active[index]
+            trees[index] = without_forbidden(one.drafter, one.draft_state, one.sequence, tree)
     return share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
 
 

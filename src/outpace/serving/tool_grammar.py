@@ -71,8 +71,10 @@ def _free(tokenizer: ChatTokenizer, form: Format, opening: str, more: str, calls
 
 
 def _spelled(tokenizer: ChatTokenizer, mark: str) -> bool:
-    """Whether a call's mark is made of tokens that have text."""
-    return all(tokenizer.token_bytes(token) for token in tokenizer.encode(mark))
+    """Whether a call's mark is made of tokens that have text; one that begins every text is none of the mark."""
+    batch = getattr(tokenizer, "encode_batch", None)
+    tokens = tokenizer.encode(mark) if batch is None else batch([mark])[0]
+    return all(tokenizer.token_bytes(token) for token in tokens)
 
 
 def _literal(text: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _DEPARTS = "copy-decode (answers are programs of copied and new lines; no bound)"
 _FENCED = re.compile(r"^(`{3,})[^\n`]*\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_SPECIAL = "\ud800"
+"""Marks special tokens: half of a surrogate pair, which no text holds."""
 _CONFIDENCE = 0.15
 """Of several parts the first drafts whose likeliest token was accepted so often, as in ``cascade``."""
 _TOLD = (
@@ -74,10 +76,8 @@ class ForcedSpans(Drafter[DraftState]):
         return DraftState(sequence)
 
     def propose(self, state: DraftState, budget: Budget) -> TokenTree:
-        place = state.sequence.sampler.place
-        if place is None or isinstance(place, BadInput):
-            return TokenTree()
-        return TokenTree.chain(place.forced()[: min(budget.depth, budget.max_nodes)])
+        sampler = state.sequence.sampler
+        return TokenTree.chain(sampler.forced(sampler.place)[: min(budget.depth, budget.max_nodes)])
 
     def observe(self, state: DraftState, verdict: Verdict) -> None:
         """Nothing is learned: the automaton knows."""
@@ -98,17 +98,36 @@ class SpanLengths(Controller):
 def edited_text(request: Request, tokenizer: ChatTokenizer) -> str:
     """The text that a request is to edit: its references, or the last fenced block of its prompt.
 
-    Raises BadInput where there is neither.
+    Raises BadInput where there is neither, and for a block with a special token, of which no copy would have the text.
     """
-    if request.references:
-        return "".join(tokenizer.decode(one) for one in request.references)
-    blocks = _FENCED.findall(tokenizer.decode(request.prompt))
+    if request.reference_texts:
+        return "".join(request.reference_texts)
+    blocks = _FENCED.findall(_with_special_tokens(request.prompt, tokenizer))
     if not blocks:
         raise BadInput(
             "copy-decode edits a text: give it with --reference FILE (references= in Python), or in the prompt between "
             "lines of ```"
         )
-    return str(blocks[-1][1])
+    text = str(blocks[-1][1])
+    if found := re.search(f"{_SPECIAL}(.*)", text):
+        raise BadInput(
+            f"the last block between lines of ``` in the prompt holds the special token {found[1]}, which cannot be "
+            "copied; take it out, close the block before it, or give the text with --reference FILE (references= in "
+            "Python)"
+        )
+    return text
+
+
+def _with_special_tokens(tokens: Seq[int], tokenizer: ChatTokenizer) -> str:
+    """The text of tokens, in which each special one stands in a line of its own, marked."""
+
+    def shown(special: bool, run: list[int]) -> str:
+        if not special:
+            return tokenizer.decode(run)
+        return "".join(f"\n{_SPECIAL}{tokenizer.token_text(token)}\n" for token in run)
+
+    runs = groupby(tokens, lambda token: tokenizer.token_bytes(token) is None)
+    return "".join(shown(special, list(run)) for special, run in runs)
 
 
 def _preparation(tokenizer: ChatTokenizer, settings: CopyDecodeSettings) -> Callable[[Request], Request]:
