@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_support import Run, refused
+from cli_support import Run, refused, toy
 from layouts_support import head_of, written
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.advice.advising import advise
-from outpace.advice.measuring import Measurements, Timer
+from outpace.advice.candidates import Candidate, candidates
+from outpace.advice.measuring import LEAST_PROMPTS, Measurements, Timer
+from outpace.advice.trial import Trial
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.engine.replay import replay
+from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
+from outpace.targets.costs import FixedCosts
 from outpace.targets.table import TableTarget
 
 
@@ -77,6 +84,61 @@ def test_it_predicts_requests_that_repeat_only_where_a_seed_is_given(
     work.close()
 
 
+PROMPTS = ["ab" * count for count in range(3, 10)]
+
+
+def only_draft_model(monkeypatch: pytest.MonkeyPatch, *, chains: bool) -> Model:
+    """The toy model, on which ``draft-model`` alone is advised on; ``chains``: of fixed length alone."""
+
+    def found(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
+        [one] = [one for one in candidates(context, engine, greedy=greedy) if one.method == "draft-model"]
+        return [replace(one, shapes=tuple(shape for shape in one.shapes if shape.chain or not chains))]
+
+    monkeypatch.setattr("outpace.advice.advising.candidates", found)
+    model = toy()
+    model.target.costs = FixedCosts()
+    return model
+
+
+def advised_rows(model: Model, **given: Any) -> list[dict[str, Any]]:
+    result = advise(model, PROMPTS, batches=(1,), draft_model=toy(), minutes=0.05, max_new_tokens=12, **given).result
+    return [row for row in result["candidates"] if row["method"] != "none"]
+
+
+def test_without_a_trial_no_draft_model_is_taken_to_draft_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measurements, "trial", lambda *_: None)
+    rows = advised_rows(only_draft_model(monkeypatch, chains=False))
+    assert [row["acceptance"] for row in rows] == ["replayed"], "what a chain's draft takes is not known"
+    with pytest.raises(BadInput, match="no candidate could be measured"):
+        advised_rows(only_draft_model(monkeypatch, chains=True))
+
+
+@pytest.mark.parametrize("engine", ["outpace", "sglang"])
+def test_a_draft_s_time_is_known_from_its_method_s_trial_where_the_best_length_has_none(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    trial, made = Measurements.trial, []
+
+    def once(self: Measurements, method: Method, batch: int) -> Trial | None:
+        made.append(None if made else trial(self, method, batch))
+        return made[-1]
+
+    monkeypatch.setattr(Measurements, "trial", once)
+    [row] = advised_rows(only_draft_model(monkeypatch, chains=True), engine=engine)
+    assert len(made) == 2 and row["acceptance"] == "teacher-forced" and row["draft_steps"] > 0
+
+
+def test_only_as_many_answers_are_scored_by_a_draft_model_as_there_is_time_for() -> None:
+    target = TableTarget(7)
+    context = Context(target, bindings=Bindings(draft_models({"small": TableTarget(7)})))
+    timer = Timer(1.0)
+    work = Measurements(target, build("none", context), SamplingParams(), [1], timer)
+    work.answer([(1, 2, 3)] * 8, 8, frozenset(), set())
+    timer.minutes = 0.0
+    assert len(work.ratios(build("draft-model", context))) == LEAST_PROMPTS
+    work.close()
+
+
 def test_bad_input(smollm2: Model) -> None:
     with pytest.raises(BadInput, match="no prompts"):
         advise(smollm2, [])
@@ -84,6 +146,8 @@ def test_bad_input(smollm2: Model) -> None:
         advise(smollm2, load_prompts(limit=2), batches=(10_000_000,))
     with pytest.raises(BadInput, match="--minutes"):
         advise(smollm2, load_prompts(limit=2), minutes=0)
+    with pytest.raises(BadInput, match="--max-new-tokens must be at least 2"):
+        advise(smollm2, load_prompts(limit=2), max_new_tokens=1)
     with pytest.raises(BadInput, match="--engine"):
         advise(smollm2, load_prompts(limit=2), engine="tgi")
 
@@ -129,6 +193,9 @@ def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> Non
         (["--vllm-python", "python"], "add --engine vllm"),
         (["--engine", "vllm", "--vllm-python", "/nowhere/python"], "there is no file"),
         (["--engine", "vllm", "--vllm-python", sys.executable], "has no vLLM"),
+        (["--engine", "vllm", "--dtype", "int4"], "--dtype int4"),
+        (["--engine", "vllm", "--device", "cpu"], "--device is for outpace alone"),
+        (["-n", "1"], "--max-new-tokens must be at least 2"),
         (["--prompts", "EMPTY"], "EMPTY"),
         (["--head", "EMPTY"], "EMPTY"),
         (["--head", "OTHER", "--prompts", "SHORT"], "OTHER"),
