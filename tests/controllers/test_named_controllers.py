@@ -59,6 +59,9 @@ def test_an_unknown_name_or_setting_is_refused_in_words() -> None:
         configured(ControllerChoice("entropy", {"threshold": "2"}))
     with pytest.raises(BadInput, match="controller 'entropy', setting 'limit'"):
         configured(ControllerChoice("entropy", {"limit": 1}))
+    for name, setting in (("acceptance-ema", "initial"), ("entropy", "factor"), ("gamma-star", "c")):
+        with pytest.raises(BadInput, match=f"controller '{name}', setting '{setting}': .*finite"):
+            configured(ControllerChoice(name, {setting: "inf"}))
     with pytest.raises(BadInput, match="for 'outpace bench' alone"):
         configured(ControllerChoice("oracle"))
 
