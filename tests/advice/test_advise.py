@@ -183,6 +183,21 @@ def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> Non
     assert "python -m sglang.launch_server" in ran.out
 
 
+def test_rounds_of_vllm_are_measured_in_the_dtype_that_is_asked_for(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measured(*_: object, dtype: str, **__: object) -> None:
+        asked.append(dtype)
+        raise BadInput("that is all")
+
+    monkeypatch.setattr("outpace.integrations.vllm.interpreter.find_interpreter", lambda _: None)
+    monkeypatch.setattr("outpace.advice.vllm_rounds.measure_vllm_rounds", measured)
+    monkeypatch.setattr("outpace.advice.advising.advise", lambda *_, engine_costs, **__: engine_costs((1,)))
+    for words in ([], ["--dtype", "float32"]):
+        refused(cli("advise", "--engine", "vllm", *words), "that is all")
+    assert asked == ["bfloat16", "float32"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

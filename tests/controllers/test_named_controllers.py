@@ -258,12 +258,17 @@ def test_the_classifier_of_learned_stop_begins_with_the_largest_probability_and_
 
 
 def test_gamma_star_reads_alpha_and_c() -> None:
+    kind = find_controller("gamma-star")
+
     def length(**given: float) -> int:
-        kind = find_controller("gamma-star")
         return kind(setup(Fixed(16, max_nodes=16)), kind.Settings(**given)).budget(RequestMetrics(), 1).depth
 
     assert length(alpha=0.9, c=0.01) > length(alpha=0.6, c=0.01) > length(alpha=0.6, c=0.2) > 0
     assert length(alpha=0.1, c=0.5) == 0
+    # With a c that is given, too, 4 % more tokens are not enough to draft.
+    free = replace(setup(Fixed(16, max_nodes=16)), target=flat(1.0))
+    for given in ({}, {"c": 0.0}):
+        assert kind(free, kind.Settings(alpha=0.04, **given)).budget(RequestMetrics(), 1).depth == 0
 
 
 def test_every_controller_says_what_it_is() -> None:

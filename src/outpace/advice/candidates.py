@@ -73,7 +73,7 @@ def candidates(context: Context, engine: str, *, greedy: bool) -> list[Candidate
 
 def left_out(context: Context, engine: str, *, greedy: bool) -> list[str]:
     """The methods that would draft with a head or draft model that was named, and that ``engine`` cannot run."""
-    named = [one for one in _all(context, greedy=greedy) if one.runs_models or (one.head and context.bindings.heads)]
+    named = [one for one in _all(context, greedy=greedy) if one.teacher_forced or (one.head and context.bindings.heads)]
     return [one.method for one in named if not _fitting(one, engine).shapes]
 
 

@@ -90,7 +90,8 @@ def commands(typed: Typed, advised: Offer | None, offers: Seq[Offer]) -> dict[st
 
 def _first_written(engine: str, typed: Typed, offers: Seq[Offer]) -> tuple[Offer | None, str]:
     """The first of the offers for which the engine has a command; where it has none, the reason for the first one."""
-    lines = [(one, _WRITERS[engine](typed, one)) for one in offers] or [(None, _WRITERS[engine](typed, None))]
+    choices: Seq[Offer | None] = offers or [None]
+    lines = [(one, _WRITERS[engine](typed, one)) for one in choices]
     return next((pair for pair in lines if not pair[1].startswith("#")), lines[0])
 
 
