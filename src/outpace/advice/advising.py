@@ -212,7 +212,10 @@ class _Advising:
                 return []
             found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
             if not found:
-                self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
+                self.work.notes.append(
+                    f"{one.method} was not measured at batch {batch}: it would take too long, or "
+                    "requests join in nearly every round."
+                )
                 return []
             best = max(found, key=lambda each: each.guess.speedup)
             own = next((each for each in found if not each.shape.settings), None)

@@ -83,7 +83,7 @@ def commands(typed: Typed, advised: Offer | None, offers: Seq[Offer]) -> dict[st
             able = [one for one in able if one.batch >= advised.batch]
         best, command = _first_written(engine, typed, sorted(able, key=lambda one: (one.batch, -one.speedup)))
         if best is not None and best.batch > smallest and not command.startswith("#"):
-            command += f"  # for batch {best.batch}: nothing is expected to gain at smaller ones"
+            command += f"  # for batch {best.batch}: nothing is sure to gain at smaller ones"
         found[engine] = command
     return found
 

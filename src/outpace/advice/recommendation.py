@@ -85,9 +85,8 @@ class Recommendation:
 
 
 def recommend(rows: Seq[Row], costs: Mapping[int, RoundCosts], batches: Seq[int]) -> Recommendation:
-    """``costs``: of those of the ``batches`` that there was time for.
-
-    The method with the largest mean (of logarithms) over the batches, where it is used at those at which it pays.
+    """The method with the largest mean (of logarithms) over the batches, where it is used at those at which it pays.
+    ``costs``: of those of the ``batches`` that there was time for.
 
     One that was not measured at all batches counts as none there, unless it is surely better at the others. None of
     them pays: "none".
