@@ -101,7 +101,7 @@ Record = Mapping[str, Any]
 def read(paths: Iterable[Path]) -> list[Record]:
     """All records. Of each task every other prompt is held out: nothing is fitted to it. Raises BadInput for a file
     without any."""
-    records = []
+    records: list[Record] = []
     for path in paths:
         seen: dict[str, list[int]] = {}
         if not (found := read_cells(path)):

@@ -51,7 +51,18 @@ def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> Non
     assert result["words"][0] in str(found).replace("\n", " ")
 
 
-def test_sampled_answers(smollm2: Model) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, methods: set[str], *, chains: bool = False) -> None:
+    """``methods`` alone are advised on; ``chains``: with chains of fixed length alone."""
+
+    def found(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
+        kept = [one for one in candidates(context, engine, greedy=greedy) if one.method in methods]
+        return [replace(one, shapes=tuple(shape for shape in one.shapes if shape.chain or not chains)) for one in kept]
+
+    monkeypatch.setattr("outpace.advice.advising.candidates", found)
+
+
+def test_sampled_answers(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, {"pld", "draft-model"})
     found = advise(
         smollm2,
         load_prompts(limit=7),
@@ -87,44 +98,36 @@ def test_it_predicts_requests_that_repeat_only_where_a_seed_is_given(
 PROMPTS = ["ab" * count for count in range(3, 10)]
 
 
-def only_draft_model(monkeypatch: pytest.MonkeyPatch, *, chains: bool) -> Model:
-    """The toy model, on which ``draft-model`` alone is advised on; ``chains``: of fixed length alone."""
-
-    def found(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
-        [one] = [one for one in candidates(context, engine, greedy=greedy) if one.method == "draft-model"]
-        return [replace(one, shapes=tuple(shape for shape in one.shapes if shape.chain or not chains))]
-
-    monkeypatch.setattr("outpace.advice.advising.candidates", found)
+def advised_rows(**given: Any) -> list[dict[str, Any]]:
+    """On the toy model."""
     model = toy()
     model.target.costs = FixedCosts()
-    return model
-
-
-def advised_rows(model: Model, **given: Any) -> list[dict[str, Any]]:
-    result = advise(model, PROMPTS, batches=(1,), draft_model=toy(), minutes=0.05, max_new_tokens=12, **given).result
+    result = advise(model, PROMPTS, batches=(1,), draft_model=toy(), minutes=0.1, max_new_tokens=12, **given).result
     return [row for row in result["candidates"] if row["method"] != "none"]
 
 
 def test_without_a_trial_no_draft_model_is_taken_to_draft_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurements, "trial", lambda *_: None)
-    rows = advised_rows(only_draft_model(monkeypatch, chains=False))
-    assert [row["acceptance"] for row in rows] == ["replayed"], "what a chain's draft takes is not known"
+    only(monkeypatch, {"draft-model"})
+    assert [row["acceptance"] for row in advised_rows()] == ["replayed"], "what a chain's draft takes is not known"
+    only(monkeypatch, {"draft-model"}, chains=True)
     with pytest.raises(BadInput, match="no candidate could be measured"):
-        advised_rows(only_draft_model(monkeypatch, chains=True))
+        advised_rows()
 
 
 @pytest.mark.parametrize("engine", ["outpace", "sglang"])
 def test_a_draft_s_time_is_known_from_its_method_s_trial_where_the_best_length_has_none(
     monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    trial, made = Measurements.trial, []
+    trial, made = Measurements.trial, list[Trial | None]()
 
     def once(self: Measurements, method: Method, batch: int) -> Trial | None:
         made.append(None if made else trial(self, method, batch))
         return made[-1]
 
     monkeypatch.setattr(Measurements, "trial", once)
-    [row] = advised_rows(only_draft_model(monkeypatch, chains=True), engine=engine)
+    only(monkeypatch, {"draft-model"}, chains=True)
+    [row] = advised_rows(engine=engine)
     assert len(made) == 2 and row["acceptance"] == "teacher-forced" and row["draft_steps"] > 0
 
 
