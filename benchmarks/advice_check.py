@@ -24,7 +24,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -39,7 +39,7 @@ from outpace.advice.advising import advise
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.methods.named_weights import DRAFT_LM, DraftModels
+from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads, head_folders
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
@@ -61,9 +61,10 @@ def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
 
 
 def piece(
-    options: argparse.Namespace, model: Model, draft: DraftModels, temperature: float, batch: int
+    options: argparse.Namespace, model: Model, draft: DraftModels, head: Heads, temperature: float, batch: int
 ) -> dict[str, Any]:
-    """One advice and one bench. ``draft``: the draft model of ``draft-model``; None: that method is left out."""
+    """One advice and one bench. ``draft``: the draft model of ``draft-model``; None: that method is left out. ``head``:
+    None takes the shipped one that has measured best, if any."""
     ours, others = halves(load_prompts(options.prompts))
     others = [replace(one, category="mixed") for one in stratified(others, options.limit or len(others))]
     params = SamplingParams(temperature=temperature)
@@ -73,6 +74,7 @@ def piece(
         batches=(batch,),
         params=params,
         draft_model=draft,
+        head=head,
         minutes=options.minutes,
         max_new_tokens=options.tokens,
     ).result
@@ -85,6 +87,7 @@ def piece(
         batch_size=batch,
         params=params,
         draft_model=draft,
+        head=head,
     ).result
     measured = {row["method"]: row for row in report["methods"]}
     cells = [
@@ -200,6 +203,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     cell_options(parser, "piece")
     parser.add_argument("--models", nargs="+", default=["smollm2=draft-lm"], metavar="MODEL[=DRAFT]")
+    parser.add_argument(
+        "--head",
+        action="append",
+        default=[],
+        metavar="MODEL=FOLDER",
+        help="a head, for a model of which none is shipped",
+    )
     parser.add_argument("--temperatures", default="0,0.8")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--prompts", type=Path, help="prompts in place of the embedded set")
@@ -222,9 +232,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def heads_of(given: Sequence[str], models: Collection[str]) -> dict[str, list[str]]:
+    """Folders of heads by the model that they are for. Raises BadInput for another model, and where no head is."""
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, sign, folder = text.partition("=")
+        if not sign or name not in models:
+            raise BadInput(f"--head takes MODEL=FOLDER, with one of --models ({', '.join(models)}), not '{text}'")
+        found.setdefault(name, []).append(folder)
+    for folders in found.values():
+        head_folders(folders)
+    return found
+
+
 def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
     """Measure the pieces that are not there yet, and add them. Raises BadInput."""
     drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
+    heads = heads_of(options.head, drafts)
     try:
         temperatures = [float(one) for one in options.temperatures.split(",")]
     except ValueError:
@@ -248,7 +272,7 @@ def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
             if path is not None and path != DRAFT_LM and path not in loaded:
                 loaded[path] = outpace.load(path)
         draft: Any = loaded.get(drafts[name] or "", drafts[name])
-        found = {"model": name, **piece(options, loaded[name], draft, temperature, batch)}
+        found = {"model": name, **piece(options, loaded[name], draft, heads.get(name), temperature, batch)}
         found["whole_seconds"] = time.monotonic() - began
         pieces.append(found)
         append_cell(options.out, found)

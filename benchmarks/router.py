@@ -5,7 +5,8 @@
     python benchmarks/router.py table answers.jsonl
 
 ``collect`` answers every prompt with every strategy in turn, greedily, and writes what was drafted, accepted and how
-long it took. ``fit`` makes the router's priors from every other prompt of each task. ``table`` prints the decode rates
+long it took. ``fit`` makes the router's priors from every other prompt of each task; a kind of strategy that drafted in
+none of them keeps the priors that the router has. ``table`` prints the decode rates
 by task and, for the prompts that nothing was fitted to, those of the strategies, of the best one of each prompt and
 (``--route``) of the router, which learns from the answers that it has chosen.
 """
@@ -14,23 +15,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence as Seq
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import outpace
+from cells import read_cells
 from outpace.api.requests import request
+from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.warm_up import warm_up
 from outpace.methods.combination.aio.prompt_features import FEATURES, PromptFeatures
 from outpace.methods.combination.aio.routed_drafter import Routed
-from outpace.methods.combination.aio.strategy_estimates import WHOLE
+from outpace.methods.combination.aio.strategy_estimates import WHOLE, priors
 from outpace.methods.registry import build
 from outpace.prompts.questions import load_prompts
 
@@ -41,8 +45,7 @@ def levels(tree: TokenTree) -> int:
 
 def collect(options: argparse.Namespace) -> None:
     model = outpace.load(options.model)
-    named = [outpace.load(path) for path in options.draft_model]
-    drafts = dict(zip(options.draft_name, named, strict=True)) if named else None
+    drafts = draft_models(options)
     features = PromptFeatures(model.tokenizer)
     prompts = load_prompts(options.prompts, options.limit)
     names = options.strategies.split(",")
@@ -80,6 +83,14 @@ def collect(options: argparse.Namespace) -> None:
                 out.flush()
 
 
+def draft_models(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Those that were named, loaded. Raises BadInput unless each has a name."""
+    if len(options.draft_name) != len(options.draft_model):
+        raise BadInput("give each --draft-model PATH a --draft-name NAME, in the same order")
+    named = [outpace.load(path) for path in options.draft_model]
+    return dict(zip(options.draft_name, named, strict=True)) if named else None
+
+
 KINDS = {"sam": "lookup", "pld": "lookup", "draft-model": "draft"}
 """Kinds of strategies; all others are heads."""
 WEAK = 2.0
@@ -88,12 +99,14 @@ Record = Mapping[str, Any]
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """All records. Of each task every other prompt is held out: nothing is fitted to it."""
-    records = []
+    """All records. Of each task every other prompt is held out: nothing is fitted to it. Raises BadInput for a file
+    without any."""
+    records: list[Record] = []
     for path in paths:
         seen: dict[str, list[int]] = {}
-        for line in path.read_text().splitlines():
-            one = json.loads(line)
+        if not (found := read_cells(path)):
+            raise BadInput(f"{path}: there are no answers; write them with 'router.py collect PROMPTS --out {path}'")
+        for one in found:
             numbers = seen.setdefault(one["task"], [])
             if one["prompt"] not in numbers:
                 numbers.append(one["prompt"])
@@ -120,20 +133,25 @@ def fitted(records: Seq[Record], figure: str, of: str) -> list[float]:
     return [round(float(one), 3) for one in (constant, *slopes)]
 
 
+def prior(name: str, group: Seq[Record]) -> dict[str, Any]:
+    """What the router begins with for this kind of strategy: as before where none of them drafted anything."""
+    if not any(one["drafted"] for one in group):
+        print(f"no strategy of kind '{name}' has drafted: its priors stay as they are", file=sys.stderr)
+        return asdict(priors()[name])
+    return {
+        "drafting": fitted(group, "drafting", "rounds"),
+        "nodes": fitted(group, "drafted", "drafting"),
+        "accepted": fitted(group, "accepted", "drafting"),
+        "width": round(sum(one["drafted"] for one in group) / sum(one["levels"] for one in group), 2),
+    }
+
+
 def fit(options: argparse.Namespace) -> None:
     records = [one for one in read(options.answers) if one["strategy"] != "none" and not one["held_out"]]
     groups: dict[str, list[Record]] = {"lookup": [], "head": [], "draft": [], "other": records}
     for one in records:
         groups[kind(one)].append(one)
-    kinds = {
-        name: {
-            "drafting": fitted(group, "drafting", "rounds"),
-            "nodes": fitted(group, "drafted", "drafting"),
-            "accepted": fitted(group, "accepted", "drafting"),
-            "width": round(sum(one["drafted"] for one in group) / sum(one["levels"] for one in group), 2),
-        }
-        for name, group in groups.items()
-    }
+    kinds = {name: prior(name, group) for name, group in groups.items()}
     written = {"features": FEATURES, "kinds": kinds}
     options.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     print(options.out.read_text())
@@ -153,6 +171,9 @@ def table(options: argparse.Namespace) -> None:
         found_for = by(records, "prompt")
         complete = {number: found for number, found in found_for.items() if usable(found, len(names))}
         rows = [one for found in complete.values() for one in found]
+        if not rows:
+            print(f"\n{model}: no prompt has an answer of more than 8 tokens from each of {', '.join(names)}")
+            continue
         print(f"\n{model}: {len(complete)} prompts, tokens a second\n")
         print("| task | " + " | ".join(names) + " |")
         print("|---" * (1 + len(names)) + "|")
@@ -166,6 +187,9 @@ def table(options: argparse.Namespace) -> None:
         drafts = [share(accepted[name], "draft_seconds", "seconds") for name in names]
         print("| time drafting | " + " | ".join(drafts) + " |")
         held = [found for found in complete.values() if found[0]["held_out"]]
+        if not held:
+            print("\nno prompt was held out: every task has one alone")
+            continue
         best = [max(found, key=speed) for found in held]
         fixed = {name: rate(one for found in held for one in found if one["strategy"] == name) for name in names}
         print(
@@ -183,8 +207,7 @@ def table(options: argparse.Namespace) -> None:
 def routed(options: argparse.Namespace, held: Seq[Seq[Record]], names: Seq[str]) -> list[Record]:
     """The record of the strategy that the router would have chosen for each prompt, which it then learns from."""
     model = outpace.load(options.model)
-    named = [outpace.load(path) for path in options.draft_model]
-    drafts = dict(zip(options.draft_name, named, strict=True)) if named else None
+    drafts = draft_models(options)
     method = build("aio", model.context(draft_model=drafts), {"strategies": names, "explore": 0.0})
     assert isinstance(method.drafter, Routed)
     routes, chosen = method.drafter.routes, []
@@ -233,7 +256,7 @@ def by(records: Iterable[Record], field: str) -> dict[Any, list[Record]]:
     return dict(found)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("collect")
@@ -255,7 +278,12 @@ def main() -> None:
     one.add_argument("--route", action="store_true", help="replay the router on the models, which must be named again")
     with_models(one)
     options = parser.parse_args()
-    options.run(options)
+    try:
+        options.run(options)
+    except (BadInput, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def with_models(one: argparse.ArgumentParser) -> None:
@@ -265,4 +293,4 @@ def with_models(one: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_support import Run, refused
+from cli_support import Run, refused, toy
 from layouts_support import head_of, written
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.advice.advising import advise
-from outpace.advice.measuring import Measurements, Timer
+from outpace.advice.candidates import Candidate, candidates
+from outpace.advice.measuring import LEAST_PROMPTS, Measurements, Timer
+from outpace.advice.trial import Trial
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.engine.replay import replay
+from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
+from outpace.targets.costs import FixedCosts
 from outpace.targets.table import TableTarget
 
 
@@ -44,7 +51,18 @@ def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> Non
     assert result["words"][0] in str(found).replace("\n", " ")
 
 
-def test_sampled_answers(smollm2: Model) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, methods: set[str], *, chains: bool = False) -> None:
+    """``methods`` alone are advised on; ``chains``: with chains of fixed length alone."""
+
+    def found(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
+        kept = [one for one in candidates(context, engine, greedy=greedy) if one.method in methods]
+        return [replace(one, shapes=tuple(shape for shape in one.shapes if shape.chain or not chains)) for one in kept]
+
+    monkeypatch.setattr("outpace.advice.advising.candidates", found)
+
+
+def test_sampled_answers(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, {"pld", "draft-model"})
     found = advise(
         smollm2,
         load_prompts(limit=7),
@@ -77,6 +95,53 @@ def test_it_predicts_requests_that_repeat_only_where_a_seed_is_given(
     work.close()
 
 
+PROMPTS = ["ab" * count for count in range(3, 10)]
+
+
+def advised_rows(**given: Any) -> list[dict[str, Any]]:
+    """On the toy model."""
+    model = toy()
+    model.target.costs = FixedCosts()
+    result = advise(model, PROMPTS, batches=(1,), draft_model=toy(), minutes=0.1, max_new_tokens=12, **given).result
+    return [row for row in result["candidates"] if row["method"] != "none"]
+
+
+def test_without_a_trial_no_draft_model_is_taken_to_draft_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measurements, "trial", lambda *_: None)
+    only(monkeypatch, {"draft-model"})
+    assert [row["acceptance"] for row in advised_rows()] == ["replayed"], "what a chain's draft takes is not known"
+    only(monkeypatch, {"draft-model"}, chains=True)
+    with pytest.raises(BadInput, match="no candidate could be measured"):
+        advised_rows()
+
+
+@pytest.mark.parametrize("engine", ["outpace", "sglang"])
+def test_a_draft_s_time_is_known_from_its_method_s_trial_where_the_best_length_has_none(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    trial, made = Measurements.trial, list[Trial | None]()
+
+    def once(self: Measurements, method: Method, batch: int) -> Trial | None:
+        made.append(None if made else trial(self, method, batch))
+        return made[-1]
+
+    monkeypatch.setattr(Measurements, "trial", once)
+    only(monkeypatch, {"draft-model"}, chains=True)
+    [row] = advised_rows(engine=engine)
+    assert len(made) == 2 and row["acceptance"] == "teacher-forced" and row["draft_steps"] > 0
+
+
+def test_only_as_many_answers_are_scored_by_a_draft_model_as_there_is_time_for() -> None:
+    target = TableTarget(7)
+    context = Context(target, bindings=Bindings(draft_models({"small": TableTarget(7)})))
+    timer = Timer(1.0)
+    work = Measurements(target, build("none", context), SamplingParams(), [1], timer)
+    work.answer([(1, 2, 3)] * 8, 8, frozenset(), set())
+    timer.minutes = 0.0
+    assert len(work.ratios(build("draft-model", context))) == LEAST_PROMPTS
+    work.close()
+
+
 def test_bad_input(smollm2: Model) -> None:
     with pytest.raises(BadInput, match="no prompts"):
         advise(smollm2, [])
@@ -84,6 +149,8 @@ def test_bad_input(smollm2: Model) -> None:
         advise(smollm2, load_prompts(limit=2), batches=(10_000_000,))
     with pytest.raises(BadInput, match="--minutes"):
         advise(smollm2, load_prompts(limit=2), minutes=0)
+    with pytest.raises(BadInput, match="--max-new-tokens must be at least 2"):
+        advise(smollm2, load_prompts(limit=2), max_new_tokens=1)
     with pytest.raises(BadInput, match="--engine"):
         advise(smollm2, load_prompts(limit=2), engine="tgi")
 
@@ -119,6 +186,21 @@ def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> Non
     assert "python -m sglang.launch_server" in ran.out
 
 
+def test_rounds_of_vllm_are_measured_in_the_dtype_that_is_asked_for(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measured(*_: object, dtype: str, **__: object) -> None:
+        asked.append(dtype)
+        raise BadInput("that is all")
+
+    monkeypatch.setattr("outpace.integrations.vllm.interpreter.find_interpreter", lambda _: None)
+    monkeypatch.setattr("outpace.advice.vllm_rounds.measure_vllm_rounds", measured)
+    monkeypatch.setattr("outpace.advice.advising.advise", lambda *_, engine_costs, **__: engine_costs((1,)))
+    for words in ([], ["--dtype", "float32"]):
+        refused(cli("advise", "--engine", "vllm", *words), "that is all")
+    assert asked == ["bfloat16", "float32"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -129,6 +211,9 @@ def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> Non
         (["--vllm-python", "python"], "add --engine vllm"),
         (["--engine", "vllm", "--vllm-python", "/nowhere/python"], "there is no file"),
         (["--engine", "vllm", "--vllm-python", sys.executable], "has no vLLM"),
+        (["--engine", "vllm", "--dtype", "int4"], "--dtype int4"),
+        (["--engine", "vllm", "--device", "cpu"], "--device is for outpace alone"),
+        (["-n", "1"], "--max-new-tokens must be at least 2"),
         (["--prompts", "EMPTY"], "EMPTY"),
         (["--head", "EMPTY"], "EMPTY"),
         (["--head", "OTHER", "--prompts", "SHORT"], "OTHER"),

@@ -8,23 +8,28 @@ from dataclasses import replace
 
 import pytest
 
-from outpace.advice.candidates import ENGINES, Shape
+from layouts_support import head_of, target
+from outpace.advice.candidates import ENGINES, Shape, candidates, left_out
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.vllm_rounds import counters, step_between
 from outpace.core.errors import OutpaceError
+from outpace.methods.bindings import Bindings, heads
+from outpace.methods.registry import Context, build
 
-CHAIN = Offer("pld", Shape({"num_draft_tokens": 4}, frozenset(ENGINES), 4), 1.2)
-OWN = Offer("auto", Shape(engines=frozenset({"outpace"})), 1.5)
+CHAIN = Offer("pld", Shape({"num_draft_tokens": 4}, frozenset(ENGINES), 4), 1.2, 1.1)
+OWN = Offer("auto", Shape(engines=frozenset({"outpace"})), 1.5, 1.4)
 TREE = Offer(
     "eagle3",
     Shape({"mode": "tree", "max_nodes": 8, "depth": 4}, frozenset({"outpace", "sglang"})),
     1.4,
+    1.3,
     head="heads/mine",
 )
 HEAD_CHAIN = Offer(
     "eagle3",
     Shape({"mode": "tree", "topk": 1, "max_nodes": 3, "depth": 3}, frozenset({"outpace", "sglang", "vllm"}), 3),
     1.3,
+    1.2,
     head="heads/mine",
 )
 
@@ -39,8 +44,14 @@ def test_each_engine_gets_the_best_that_it_can_run() -> None:
     found = commands(Typed("model.gguf"), OWN, [CHAIN, OWN, TREE, HEAD_CHAIN])
     assert tuple(found) == ENGINES
     assert found["outpace"] == "outpace serve --model model.gguf --method auto"
-    assert vllm_config(found["vllm"]) == {"method": "eagle3", "model": "HEAD_FOLDER", "num_speculative_tokens": 3}
+    assert vllm_config(found["vllm"]) == {
+        "method": "eagle3",
+        "model": "HEAD_FOLDER",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+    }
     assert "outpace export-head heads/mine --layout speculators" in found["vllm"]
+    assert "outpace export-head heads/mine --layout eagle " in found["sglang"]
     words = shlex.split(found["sglang"], comments=True)
     assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert words[words.index("--speculative-num-steps") + 1] == "4"
@@ -54,7 +65,7 @@ def test_lookup_and_draft_models() -> None:
     assert vllm_config(found["vllm"])["method"] == "ngram"
     assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
     assert found["llama.cpp"].startswith("# llama.cpp reads GGUF")
-    draft = Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3)
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3, 1.2)
     found = commands(Typed("big.gguf", draft_models={"small.gguf": "small.gguf"}), draft, [draft])
     assert "--draft-model small.gguf" in found["outpace"]
     assert vllm_config(found["vllm"])["model"] == "small.gguf"
@@ -63,7 +74,7 @@ def test_lookup_and_draft_models() -> None:
 
 
 def test_nothing_is_speculated_where_nothing_gains() -> None:
-    found = commands(Typed("model.gguf"), None, [Offer("pld", CHAIN.shape, 1.01)])
+    found = commands(Typed("model.gguf"), None, [Offer("pld", CHAIN.shape, 1.3, 1.01)])
     assert found["outpace"].endswith("--method none")
     assert "--speculative-config" not in found["vllm"]
     assert "--speculative-algorithm" not in found["sglang"]
@@ -71,7 +82,7 @@ def test_nothing_is_speculated_where_nothing_gains() -> None:
 
 
 def test_the_command_is_the_recommendation_where_the_method_s_own_choice_is_as_good() -> None:
-    own = Offer("pld", Shape(engines=frozenset({"outpace"})), 1.2)
+    own = Offer("pld", Shape(engines=frozenset({"outpace"})), 1.2, 1.1)
     longer = replace(CHAIN, speedup=1.205)
     found = commands(Typed("model.gguf"), own, [own, longer])
     assert found["outpace"] == "outpace serve --model model.gguf --method pld"
@@ -79,7 +90,7 @@ def test_the_command_is_the_recommendation_where_the_method_s_own_choice_is_as_g
 
 
 def test_commands_are_for_the_first_batch_at_which_the_recommendation_pays() -> None:
-    losing, paying = replace(CHAIN, speedup=0.98), replace(CHAIN, batch=16)
+    losing, paying = replace(CHAIN, lower=0.98), replace(CHAIN, batch=16)
     found = commands(Typed("model.gguf"), paying, [losing, paying])
     assert "--method pld --param pld.num_draft_tokens=4  # for batch 16" in found["outpace"]
     assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
@@ -89,9 +100,57 @@ def test_commands_are_for_the_first_batch_at_which_the_recommendation_pays() -> 
     assert "# for batch 4" in found["outpace"] and "# for batch 16" in found["llama.cpp"]
 
 
+def test_every_line_is_of_the_best_offer_that_can_be_written() -> None:
+    """SGLang cannot load a draft LM, nor llama.cpp a model that is no GGUF file; both can copy."""
+    typed = Typed("model.gguf", draft_models={"draft-lm": "draft-lm"})
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 3}, chain=3), 1.4, 1.3)
+    found = commands(typed, draft, [draft, CHAIN])
+    assert "--speculative-algorithm NGRAM" in found["sglang"]
+    assert "--spec-type ngram-simple" in found["llama.cpp"]
+    assert vllm_config(found["vllm"])["method"] == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "engines"),
+    [
+        ("eagle", "eagle", {"outpace", "sglang"}),
+        ("eagle3", "eagle3", {"outpace", "sglang", "vllm"}),
+        ("bpd", "bpd", {"outpace"}),
+        ("dflash", "dflash", {"outpace", "vllm"}),
+        ("medusa", "medusa", {"outpace", "vllm"}),
+        ("draft-lm", "distill", {"outpace", "vllm"}),
+    ],
+)
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_head_is_offered_to_the_engines_that_draft_with_it(
+    kind: str, label: str, engines: set[str], greedy: bool
+) -> None:
+    context = Context(target(), bindings=Bindings(heads({"mine": head_of(kind)})))
+    for engine in ENGINES:
+        found = [one for one in candidates(context, engine, greedy=greedy) if one.head is not None]
+        assert [one.method for one in found] == ([label] if engine in engines else [])
+        assert left_out(context, engine, greedy=greedy) == ([] if engine in engines else [label])
+        for shape in (shape for one in found for shape in one.shapes):
+            build(label, context, shape.settings)
+            offer = Offer(label, shape, 1.4, 1.3, head="heads/mine")
+            assert not commands(Typed("model.gguf"), offer, [offer])[engine].startswith("#")
+            if engine == "vllm":
+                assert vllm_config(commands(Typed("model"), offer, [offer])["vllm"])["method"] != "draft-lm"
+
+
+def test_two_heads_of_a_kind_are_two_candidates() -> None:
+    context = Context(target(), bindings=Bindings(heads({"one": head_of("eagle3"), "two": head_of("eagle3")})))
+    found = [one for one in candidates(context, "sglang", greedy=True) if one.head is not None]
+    assert [(one.method, one.head) for one in found] == [("eagle3#one", "one"), ("eagle3#two", "two")]
+    offer = Offer("eagle3#two", found[1].shapes[0], 1.4, 1.3, head="heads/two")
+    lines = commands(Typed("model", heads=["one=heads/one", "two=heads/two"]), offer, [offer])
+    assert "--method 'eagle3#two' --head two=heads/two --param 'eagle3#two." in lines["outpace"]
+    assert "export-head heads/two --layout eagle" in lines["sglang"]
+
+
 def test_names_of_draft_models_stay_in_outpace() -> None:
     typed = Typed("big.gguf", draft_models={"half": "half.gguf", "small": "small.gguf"})
-    draft = Offer("draft-model#small", Shape({"num_draft_tokens": 3}, chain=3), 1.4)
+    draft = Offer("draft-model#small", Shape({"num_draft_tokens": 3}, chain=3), 1.4, 1.3)
     found = commands(typed, draft, [draft])
     assert found["outpace"] == (
         "outpace serve --model big.gguf --method 'draft-model#small' --draft-model small=small.gguf "
@@ -100,14 +159,14 @@ def test_names_of_draft_models_stay_in_outpace() -> None:
     assert vllm_config(found["vllm"])["model"] == "small.gguf"
     assert "--speculative-draft-model-path small.gguf" in found["sglang"]
     assert "-md small.gguf" in found["llama.cpp"]
-    router = Offer("aio", Shape(engines=frozenset({"outpace"})), 1.4)
+    router = Offer("aio", Shape(engines=frozenset({"outpace"})), 1.4, 1.3)
     assert commands(typed, router, [router])["outpace"].endswith(
         "--method aio --draft-model half=half.gguf --draft-model small=small.gguf"
     )
 
 
 def test_a_draft_lm_is_exported_for_vllm_and_refused_for_others() -> None:
-    draft = Offer("draft-model", Shape({"num_draft_tokens": 3}, chain=3), 1.4)
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 3}, chain=3), 1.4, 1.3)
     found = commands(Typed("smollm2", draft_models={"draft-lm": "draft-lm"}), draft, [draft])
     assert "--draft-model draft-lm --param" in found["outpace"]
     assert vllm_config(found["vllm"])["model"] == "HEAD_FOLDER"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,14 @@ def test_chains_cost_what_their_rounds_cost() -> None:
     assert found.speedup == pytest.approx((5 + 3) / (4 * each))
 
 
+def test_autoregressive_rounds_count_for_the_length_of_the_answer_that_was_decoded() -> None:
+    """A method that decodes draws an answer of its own length; each of its tokens is an autoregressive round."""
+    _, answers = known(1, length=5)
+    rounds = [RoundRecord((0,), (0,), (1,), 0.0, 0.0) for _ in range(3)]
+    played = of_records(answers, rounds, LINE, np.array([8.0]))
+    assert played.plain == pytest.approx([8.0 * 2 / 4])
+
+
 def test_the_interval_is_of_prompts_costs_and_trials() -> None:
     alike = simple(np.full(8, 30.0), np.full(8, 15.0))
     sure = predict(alike, LINE, None)
@@ -138,8 +147,17 @@ def test_a_trial_leaves_out_rounds_in_which_a_request_joins() -> None:
     target, answers = known(3, length=12)
     context, costs = Context(target), RoundCosts(2, [0, 4], np.array([[1.0, 1.2]]))
     trial = run_trial(target, answers, build("pld", context), build("none", context), costs, 0.01)
+    assert trial is not None
     assert len(trial.plain) == len(trial.drafting) >= 6
     assert (trial.plain > 0).all()
+
+
+def test_a_trial_ends_where_requests_join_in_every_round() -> None:
+    target, answers = known(6, length=2)
+    plain = build("none", Context(target))
+    shifted = [replace(answers[0], max_new_tokens=3), *answers * 10]
+    costs = RoundCosts(2, [0, 4], np.array([[1.0, 1.2]]))
+    assert run_trial(target, shifted, plain, plain, costs, 0.0) is None
 
 
 class ByContext(FixedCosts):
@@ -187,7 +205,9 @@ COSTS = {batch: RoundCosts(batch, [0, batch * 4], np.array([[1.0, 1.0 + 0.1 * ba
 
 
 def test_none_is_recommended_where_no_lower_end_is_above_the_limit() -> None:
-    found = recommend([row("pld", 1, 1.10, 1.01), row("sam", 4, 1.05, 1.02), row("sam", 16, 0.8, 0.7)], COSTS)
+    found = recommend(
+        [row("pld", 1, 1.10, 1.01), row("sam", 4, 1.05, 1.02), row("sam", 16, 0.8, 0.7)], COSTS, sorted(COSTS)
+    )
     assert found.method == "none"
     public = found.public()
     assert public["method"] == "none"
@@ -197,7 +217,7 @@ def test_none_is_recommended_where_no_lower_end_is_above_the_limit() -> None:
 
 def test_the_method_that_gains_most_over_all_batches_is_recommended_and_where_it_turns() -> None:
     rows = [row("pld", 1, 1.3, 1.2), row("pld", 4, 1.2, 1.1), row("pld", 16, 0.9, 0.8), row("sam", 1, 1.35, 1.2)]
-    found = recommend(rows, COSTS)
+    found = recommend(rows, COSTS, sorted(COSTS))
     assert found.method == "pld"
     public = found.public()
     assert public["settings"] == {"num_draft_tokens": 3}
@@ -208,25 +228,35 @@ def test_the_method_that_gains_most_over_all_batches_is_recommended_and_where_it
 
 
 def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
-    found = recommend([row("sam", 1, 1.3, 1.2), row("pld", 4, 0.9, 0.8)], COSTS)
+    found = recommend([row("sam", 1, 1.3, 1.2), row("pld", 4, 0.9, 0.8)], COSTS, sorted(COSTS))
     entries = found.public()["batch"]
     assert [entries[batch]["measured"] for batch in ("1", "4", "16")] == [True, False, False]
     assert entries["16"]["use"] == "none"
     assert any(line.startswith("Batch 16: sam was not measured") for line in found.words)
-    nothing = recommend([row("sam", 1, 1.0, 0.9)], COSTS).public()
+    nothing = recommend([row("sam", 1, 1.0, 0.9)], COSTS, sorted(COSTS)).public()
     assert nothing["method"] == "none"
     assert [nothing["batch"][batch]["measured"] for batch in ("1", "4", "16")] == [True, False, False]
 
 
 def test_a_method_whose_time_was_over_is_compared_at_the_batches_that_it_was_measured_at() -> None:
     everywhere = [row("sam", batch, 1.3, 1.2) for batch in COSTS]
-    assert recommend([*everywhere, row("auto", 1, 1.6, 1.4), row("auto", 4, 1.5, 1.4)], COSTS).method == "auto"
+    assert (
+        recommend([*everywhere, row("auto", 1, 1.6, 1.4), row("auto", 4, 1.5, 1.4)], COSTS, sorted(COSTS)).method
+        == "auto"
+    )
     # Not surely better there: what was measured everywhere is safer.
-    assert recommend([*everywhere, row("auto", 1, 1.4, 1.25)], COSTS).method == "sam"
+    assert recommend([*everywhere, row("auto", 1, 1.4, 1.25)], COSTS, sorted(COSTS)).method == "sam"
+
+
+def test_a_batch_whose_rounds_there_was_no_time_for_is_not_measured() -> None:
+    for rows in ([row("sam", 1, 1.3, 1.2)], [row("sam", 1, 1.0, 0.9)]):
+        found = recommend(rows, {1: COSTS[1]}, [1, 4])
+        assert not found.public()["batch"]["4"]["measured"]
+        assert any(line.startswith("Batch 4: ") and "the time was over" in line for line in found.words)
 
 
 def test_the_words_say_up_to_which_acceptance_and_costs_the_method_pays() -> None:
-    found = recommend([row("pld", 1, 1.25, 1.2)], {1: COSTS[1]})
+    found = recommend([row("pld", 1, 1.25, 1.2)], {1: COSTS[1]}, [1])
     assert (
         "At batch 1 it would cease to pay below 1.63 tokens a round (2.00 are expected), or if rounds took more than "
         "1.96 autoregressive ones (1.60 are expected)."

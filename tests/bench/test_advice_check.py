@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from advice_check import halves, summary
+from advice_check import halves, heads_of, summary
+from layouts_support import head_of, written
+from outpace.core.errors import BadInput
 from outpace.prompts.questions import load_prompts
 
 
@@ -33,6 +36,14 @@ def test_halves_share_no_prompt_and_have_all_categories() -> None:
     assert len(ours) + len(others) == len(prompts)
     counts = [Counter(one.category for one in part) for part in (ours, others)]
     assert all(counts[0][name] - counts[1][name] in (0, 1) for name in counts[0])
+
+
+def test_a_head_is_for_one_of_the_models(tmp_path: Path) -> None:
+    folder = str(written(head_of("medusa"), "medusa", tmp_path / "head"))
+    assert heads_of([f"m.gguf={folder}"], ["smollm2", "m.gguf"]) == {"m.gguf": [folder]}
+    for text, said in ((folder, "--head takes MODEL=FOLDER"), ("other=x", "--models"), ("smollm2=/nowhere", "nowhere")):
+        with pytest.raises(BadInput, match=said):
+            heads_of([text], ["smollm2"])
 
 
 def test_errors_coverage_and_regret_are_counted_also_by_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,48 @@ def test_a_fit_is_written_for_every_kind_and_a_table_has_every_task(
     router.main()
     shown = capsys.readouterr().out
     assert all(f"| {task} |" in shown for task in ("a", "b", "all")) and "in hindsight" in shown
+
+
+def test_a_kind_that_no_answer_shows_keeps_its_priors(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "priors.json"
+    monkeypatch.setattr(sys, "argv", ["router", "fit", str(answers), "--out", str(out)])
+    assert router.main() == 0
+    known = json.loads(files("outpace.methods.combination.aio").joinpath("priors.json").read_text())["kinds"]
+    written = json.loads(out.read_text())["kinds"]
+    assert written["draft"] == known["draft"] and written["head"] == known["head"]
+    assert written["lookup"] != known["lookup"]
+    assert "no strategy of kind 'draft' has drafted" in capsys.readouterr().err
+
+
+def test_a_table_of_one_prompt_has_nothing_held_out(
+    answers: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = [line for line in answers.read_text().splitlines() if json.loads(line)["prompt"] == 0]
+    answers.write_text("\n".join(first) + "\n")
+    monkeypatch.setattr(sys, "argv", ["router", "table", str(answers)])
+    assert router.main() == 0
+    assert "no prompt was held out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("table nowhere.jsonl", "nowhere.jsonl: there are no answers"),
+        ("collect nowhere.txt --out out.jsonl", "nowhere.txt"),
+        ("collect nowhere.txt --draft-model small --out out.jsonl", "--draft-name"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(outpace, "load", lambda name, **_: toy())
+    monkeypatch.setattr(sys, "argv", ["router", *words.split()])
+    assert router.main() == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ") and said in shown and shown.count("\n") == 1
 
 
 def test_weights_are_those_of_the_shares_and_the_constant_is_not_drawn_to_zero() -> None:

@@ -59,6 +59,9 @@ def test_an_unknown_name_or_setting_is_refused_in_words() -> None:
         configured(ControllerChoice("entropy", {"threshold": "2"}))
     with pytest.raises(BadInput, match="controller 'entropy', setting 'limit'"):
         configured(ControllerChoice("entropy", {"limit": 1}))
+    for name, setting in (("acceptance-ema", "initial"), ("entropy", "factor"), ("gamma-star", "c")):
+        with pytest.raises(BadInput, match=f"controller '{name}', setting '{setting}': .*finite"):
+            configured(ControllerChoice(name, {setting: "inf"}))
     with pytest.raises(BadInput, match="for 'outpace bench' alone"):
         configured(ControllerChoice("oracle"))
 
@@ -255,12 +258,17 @@ def test_the_classifier_of_learned_stop_begins_with_the_largest_probability_and_
 
 
 def test_gamma_star_reads_alpha_and_c() -> None:
+    kind = find_controller("gamma-star")
+
     def length(**given: float) -> int:
-        kind = find_controller("gamma-star")
         return kind(setup(Fixed(16, max_nodes=16)), kind.Settings(**given)).budget(RequestMetrics(), 1).depth
 
     assert length(alpha=0.9, c=0.01) > length(alpha=0.6, c=0.01) > length(alpha=0.6, c=0.2) > 0
     assert length(alpha=0.1, c=0.5) == 0
+    # With a c that is given, too, 4 % more tokens are not enough to draft.
+    free = replace(setup(Fixed(16, max_nodes=16)), target=flat(1.0))
+    for given in ({}, {"c": 0.0}):
+        assert kind(free, kind.Settings(alpha=0.04, **given)).budget(RequestMetrics(), 1).depth == 0
 
 
 def test_every_controller_says_what_it_is() -> None:

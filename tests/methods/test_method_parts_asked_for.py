@@ -47,7 +47,7 @@ def test_what_a_method_needs_it_takes() -> None:
 )
 def test_a_command_names_what_its_method_takes(method: str, flags: set[str]) -> None:
     typed = Typed(model="m", heads=["folder"], draft_models={"small": "small"})
-    offer = Offer(method, Shape(engines=frozenset({"outpace"})), 2.0)
+    offer = Offer(method, Shape(engines=frozenset({"outpace"})), 2.0, 1.9)
     assert {one for one in commands(typed, offer, [offer])["outpace"].split() if one.startswith("--")} - {
         "--model",
         "--method",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.advice.advice_report import AdviceReport
-from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
+from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates, left_out
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
@@ -56,13 +56,15 @@ _CLOSE = 1.01
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A shape at one batch. ``how`` acceptance was found: replayed, decoded or teacher-forced."""
+    """A shape at one batch. ``how`` acceptance was found: replayed, decoded or teacher-forced. ``draft_steps``: what
+    drafting takes in a round, in autoregressive ones, where it was not run with the rounds."""
 
     shape: Shape
     method: Method
     played: Played
     how: str
     guess: Prediction
+    draft_steps: float | None = None
 
 
 def advise(
@@ -131,6 +133,11 @@ class _Advising:
             raise BadInput("--batch takes numbers of requests of at least 1, such as 1,4,16")
         if not minutes > 0:
             raise BadInput(f"--minutes must be above 0, not {minutes:g}")
+        if max_new_tokens < 2:
+            raise BadInput(
+                f"--max-new-tokens must be at least 2, not {max_new_tokens}: an answer's first token comes with its "
+                "prompt, and only later ones can be drafted"
+            )
         self.model, self.target = model, model.target
         self.batches = tuple(dict.fromkeys(sorted(batches)))
         self.params, self.engine, self.max_new_tokens = params, engine, max_new_tokens
@@ -173,6 +180,8 @@ class _Advising:
         offered = candidates(context, self.engine, greedy=greedy)
         built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
         self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
+        for label in left_out(context, self.engine, greedy=greedy):
+            self.work.notes.append(f"{label} is left out: {self.engine} does not draft with it.")
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
         drafts = [one.load() for one in context.bindings.draft_models]
         self._check_memory(drafts, len(layers))
@@ -183,6 +192,9 @@ class _Advising:
                 self.work.notes.append(f"Holds for temperature {self.params.temperature:g}, which requests state.")
             rows: list[Row] = []
             for later, batch in zip(reversed(range(len(self.batches))), self.batches, strict=True):
+                if self.timer.left <= 0:
+                    self.work.notes.append(f"Nothing was measured at batch {batch}: the time was over.")
+                    continue
                 self.work.cost(batch)
                 kept = 0.0  # for the first candidate of later batches at least
                 for one in offered:
@@ -200,7 +212,10 @@ class _Advising:
                 return []
             found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
             if not found:
-                self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
+                self.work.notes.append(
+                    f"{one.method} was not measured at batch {batch}: it would take too long, or "
+                    "requests join in nearly every round."
+                )
                 return []
             best = max(found, key=lambda each: each.guess.speedup)
             own = next((each for each in found if not each.shape.settings), None)
@@ -208,14 +223,11 @@ class _Advising:
                 best = own
             prediction = self._predicted(best, batch)
             # What the trial has shown of the best one holds for the others of the method too.
-            shown = prediction.speedup / best.guess.speedup
-            head = self._head(one)
-            self.offers += [Offer(one.method, each.shape, shown * each.guess.speedup, head, batch) for each in found]
+            for each in found:
+                share = each.guess.speedup / best.guess.speedup
+                speedup, lower = share * prediction.speedup, share * prediction.interval[0]
+                self.offers.append(Offer(one.method, each.shape, speedup, lower, one.head, batch))
             return [Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)]
-
-    def _head(self, one: Candidate) -> str | None:
-        bound = self.context.bindings.find(one.head) if one.head is not None else []
-        return bound[0].origin if bound else None
 
     def _predicted(self, best: _Found, batch: int) -> Prediction:
         """With a trial, where there is time for one. Its rounds are outpace's own: of another engine's only the draft's
@@ -224,9 +236,10 @@ class _Advising:
         trial = self.work.trial(best.method, batch)
         noise, untried = self.work.noise(batch), self.work.untried
         if costs is not own or self.engine != "outpace":
-            steps = None if trial is None else float(trial.draft_steps()[0])
+            steps = best.draft_steps if trial is None else float(trial.draft_steps()[0])
             return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
-        found = predict(best.played, costs, trial, noise=noise, untried=untried)
+        steps = best.draft_steps if trial is None else None
+        found = predict(best.played, costs, trial, draft_steps=steps, noise=noise, untried=untried)
         if trial is not None:
             self.work.tried(best.guess.speedup, found.speedup)
         return found
@@ -249,19 +262,23 @@ class _Advising:
         return found
 
     def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
-        ratios, answers = self.work.ratios(methods[0]), self.work.answers
-        costs, plain = self.work.costs[batch], self.work.plain_rounds(batch)
+        """Chains of fixed length need a trial, which shows what drafting takes; there is none where time is short."""
+        costs = self.work.costs[batch]
         middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
         trial = self.work.trial(methods[middle], batch)
-        level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
         found: list[_Found] = []
         for shape, method in zip(one.shapes, methods, strict=True):
             if not shape.chain:  # lengths that are chosen in each round: by running the draft model
                 found += self._played(replace(one, shapes=(shape,)), [method], batch)
                 continue
+            if trial is None:
+                continue
+            ratios = self.work.ratios(methods[0])
+            answers, plain = self.work.answers[: len(ratios)], self.work.plain_rounds(batch)[: len(ratios)]
             each = of_chains(answers, ratios, shape.chain, costs, plain)
-            guess = predict(each, costs, None, draft_steps=level * shape.chain)
-            found.append(_Found(shape, method, each, "teacher-forced", guess))
+            steps = float(trial.draft_steps()[0]) * shape.chain / max(1, one.shapes[middle].chain)
+            guess = predict(each, costs, None, draft_steps=steps)
+            found.append(_Found(shape, method, each, "teacher-forced", guess, steps))
         return found
 
     def _advised(self, chosen: Recommendation) -> Offer | None:
@@ -270,13 +287,13 @@ class _Advising:
         if row is None:
             return None
         head = next((one.head for one in self.offers if one.method == row.method), None)
-        return Offer(row.method, row.shape, row.prediction.speedup, head, row.batch)
+        return Offer(row.method, row.shape, row.prediction.speedup, row.prediction.interval[0], head, row.batch)
 
     def _report(self, rows: Seq[Row]) -> AdviceReport:
         if not rows:
-            raise BadInput("no candidate could be measured within --minutes; give more of them")
+            raise BadInput("no candidate could be measured within --minutes; give more minutes")
         costs = self.work.costs
-        chosen = recommend(rows, costs)
+        chosen = recommend(rows, costs, self.batches)
         result: dict[str, Any] = {
             "version": __version__,
             "complete": True,
@@ -296,7 +313,7 @@ class _Advising:
                     "draft_tokens": [int(size) for size in one.sizes],
                     "relative": [float(value) for value in one.relative_sizes()],
                     "step_seconds": one.step,
-                    "assumed": self.engine != "outpace" and one is self.work.own[batch],
+                    "assumed": self.engine != "outpace" and one is self.work.own.get(batch),
                 }
                 for batch, one in costs.items()
             },

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.core.errors import BadInput
-from outpace.methods.bindings import Bindings
+from outpace.integrations.vllm.exported_head import LAYOUTS
+from outpace.methods.bindings import Binding, Bindings
 from outpace.methods.default_method import DEFAULT_METHOD
+from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder
 from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods, routers
 
 ENGINES = ("outpace", "vllm", "sglang", "llama.cpp")
@@ -42,15 +44,16 @@ class Shape:
         return "as many draft tokens as gain in each round" if not self.settings else str(dict(self.settings))
 
 
-_OURS = Shape(engines=frozenset({"outpace"}))
+_ALONE = frozenset({"outpace"})
+_OURS = Shape(engines=_ALONE)
 """What a method chooses by itself in each round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A method with the shapes that are tried. ``teacher_forced``: chains that are drawn from a draft model, whose
-    acceptance follows from one forward of it over each answer. ``runs_models``: it drafts with draft models, so that a
-    replay takes about as long as decoding."""
+    """A method with the shapes that are tried. ``head``: the folder of the head that it drafts with.
+    ``teacher_forced``: chains that are drawn from a draft model, whose acceptance follows from one forward of it over
+    each answer. ``runs_models``: it drafts with draft models, so that a replay takes about as long as decoding."""
 
     method: str
     shapes: tuple[Shape, ...]
@@ -64,29 +67,50 @@ def candidates(context: Context, engine: str, *, greedy: bool) -> list[Candidate
 
     Raises BadInput for a head that no method drafts with.
     """
-    found = [Candidate(DEFAULT_METHOD, (_OURS,))]
-    found += [Candidate(name, _lookup_shapes(name)) for name in LOOKUP]
-    found += [_head_candidate(kind, greedy=greedy) for kind in head_kinds(context.bindings)]
-    drafts = context.bindings.draft_models
-    chains = (_OURS, *(Shape({"num_draft_tokens": length}, chain=length) for length in DRAFT_LENGTHS))
-    for one in drafts:
-        label = f"draft-model#{one.name}" if len(drafts) > 1 else "draft-model"
-        found.append(Candidate(label, chains, teacher_forced=True, runs_models=True))
-    if len(drafts) > 1:
-        found += [Candidate(name, (_OURS,), runs_models=True) for name in routers()]
-    fitting = [_fitting(one, engine) for one in found]
+    fitting = [_fitting(one, engine) for one in _all(context, greedy=greedy)]
     return [one for one in fitting if one.shapes]
 
 
-def head_kinds(bindings: Bindings) -> list[str]:
-    """Kinds of the heads that were named; otherwise the shipped one that has measured best, if any gains."""
+def left_out(context: Context, engine: str, *, greedy: bool) -> list[str]:
+    """The methods that would draft with a head or draft model that was named, and that ``engine`` cannot run."""
+    named = [one for one in _all(context, greedy=greedy) if one.teacher_forced or (one.head and context.bindings.heads)]
+    return [one.method for one in named if not _fitting(one, engine).shapes]
+
+
+def _all(context: Context, *, greedy: bool) -> list[Candidate]:
+    found = [Candidate(DEFAULT_METHOD, (_OURS,))]
+    found += [Candidate(name, _lookup_shapes(name)) for name in LOOKUP]
+    found += [_head_candidate(one, context.bindings, greedy=greedy) for one in heads(context.bindings)]
+    drafts = context.bindings.draft_models
+    for one in drafts:
+        label = f"draft-model#{one.name}" if len(drafts) > 1 else "draft-model"
+        chains = [Shape({"num_draft_tokens": length}, _draft_engines(one), length) for length in DRAFT_LENGTHS]
+        found.append(Candidate(label, (_OURS, *chains), teacher_forced=True, runs_models=True))
+    if len(drafts) > 1:
+        found += [Candidate(name, (_OURS,), runs_models=True) for name in routers()]
+    return found
+
+
+def _draft_engines(one: Binding) -> frozenset[str]:
+    """Which engines draft with this draft model: a draft LM is a head, which is exported for vLLM."""
+    if draft_lm_folder(one.origin) is not None:
+        return frozenset({"outpace", "vllm"})
+    return frozenset(ENGINES) if one.origin.endswith(".gguf") else frozenset(ENGINES) - {"llama.cpp"}
+
+
+def heads(bindings: Bindings) -> list[Binding]:
+    """The heads that were named; otherwise the shipped one that has measured best, if any gains."""
     if bindings.heads:
-        return list(dict.fromkeys(one.kind for one in bindings.heads))
-    kinds = dict.fromkeys(info.head for info in _trained() if info.head is not None and info.head != "draft-lm")
+        return bindings.heads
+    kinds = dict.fromkeys(info.head for info in _trained() if info.head is not None and info.head != DRAFT_LM)
     offered = [one for kind in kinds for one in bindings.find(kind)[:1]]
-    speed = [(one.speedup(drafting_with(one.kind)[0]) or 0.0, one.kind) for one in offered]
-    best = max(speed, default=(0.0, ""))
-    return [best[1]] if best[0] > 1.0 else []
+    gaining = [one for one in offered if _measured(one) > 1.0]
+    return sorted(gaining, key=_measured)[-1:]
+
+
+def _measured(head: Binding) -> float:
+    methods = drafting_with(head.kind)
+    return (head.speedup(methods[0]) if methods else None) or 0.0
 
 
 def _trained() -> list[MethodInfo]:
@@ -100,24 +124,38 @@ def _lookup_shapes(name: str) -> tuple[Shape, ...]:
     return (_OURS, *(Shape({"num_draft_tokens": length}, elsewhere, length) for length in _LENGTHS))
 
 
-def _head_candidate(kind: str, *, greedy: bool) -> Candidate:
-    names = drafting_with(kind)
+def _head_candidate(head: Binding, bindings: Bindings, *, greedy: bool) -> Candidate:
+    names = drafting_with(head.kind)
     if not names:
-        raise BadInput(f"no method drafts with heads of kind {kind}")
-    method = names[0]
-    shapes = [_OURS]
+        raise BadInput(f"no method drafts with heads of kind {head.kind}")
+    alike = [one for one in bindings.heads if one.kind == head.kind]
+    label = f"{names[0]}#{head.name}" if len(alike) > 1 else names[0]
+    return Candidate(label, (_OURS, *_head_shapes(head, names[0], greedy=greedy)), head=head.origin)
+
+
+def _head_shapes(head: Binding, method: str, *, greedy: bool) -> list[Shape]:
     fields = find(method).settings.model_fields
+    elsewhere = _ALONE | ({"vllm"} if head.kind in LAYOUTS else set())
     if {"mode", "max_nodes", "depth", "topk"} <= set(fields):  # the EAGLE family
-        elsewhere = frozenset({"outpace", "sglang", *(("vllm",) if kind == "eagle3" else ())})
         mode = "tree" if greedy else "chain"
+        found = []
         for length in _CHAINS:
             one = {"mode": mode, "depth": length} | ({"topk": 1, "max_nodes": length} if greedy else {})
-            shapes.append(Shape(one, elsewhere, length))
-        trees = frozenset({"outpace", "sglang"})
-        shapes += [Shape({"mode": "tree", "max_nodes": nodes, "depth": depth}, trees) for nodes, depth in _TREES]
-    elif "num_draft_tokens" in fields:
-        shapes += [Shape({"num_draft_tokens": length}, chain=length) for length in _LENGTHS]
-    return Candidate(method, tuple(shapes), head=kind)
+            found.append(Shape(one, elsewhere | {"sglang"}, length))
+        trees = _ALONE | {"sglang"}
+        return found + [Shape({"mode": "tree", "max_nodes": nodes, "depth": depth}, trees) for nodes, depth in _TREES]
+    if head.kind == DRAFT_LM:
+        one = {"topk": 1} if greedy else {"draft": "sampled", "confidence": 0.0}
+        return [Shape({**one, "max_nodes": length, "depth": length}, elsewhere, length) for length in _LENGTHS]
+    if head.kind == "medusa":  # elsewhere all of its heads draft, each the likeliest token
+        count = head.load().options.heads
+        return [Shape({"topk": 1, "max_nodes": count}, elsewhere, count)]
+    if "num_draft_tokens" in fields:
+        options = head.load().options
+        most = options.block - 1 if head.kind == "dflash" else options.heads
+        lengths = sorted({min(length, most) for length in _LENGTHS})
+        return [Shape({"num_draft_tokens": length}, elsewhere, length) for length in lengths]
+    return []
 
 
 def _fitting(one: Candidate, engine: str) -> Candidate:

@@ -18,13 +18,13 @@ from outpace.core.errors import BadInput
 from outpace.heads.exchange import HUB
 from outpace.integrations.vllm.exported_head import LAYOUTS
 from outpace.integrations.vllm.interpreter import Interpreter
-from outpace.integrations.vllm.speculative_config import Wanted, speculation
+from outpace.integrations.vllm.speculative_config import Wanted, head_config, speculation
 from outpace.methods.bindings import split
 from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder, name_and_rest
 from outpace.methods.registry import find
 
-_EAGLE = {"eagle": "EAGLE", "eagle2": "EAGLE", "eagle3": "EAGLE3"}
-"""SGLang's names of the heads that it drafts with."""
+_EAGLE = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
+"""SGLang's names of the heads that it drafts with, by kind."""
 _EXPORTED = "HEAD_FOLDER"
 """Stands for the folder that ``outpace export-head`` is to write."""
 
@@ -55,17 +55,19 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A shape that an engine may be told to draft at a batch; ``head``: the folder of its head."""
+    """A shape that an engine may be told to draft at a batch: its ``speedup``, and the ``lower`` end of its interval.
+    ``head``: the folder of its head."""
 
     method: str
     shape: Shape
     speedup: float
+    lower: float
     head: str | None = None
     batch: int = 1
 
 
 def commands(typed: Typed, advised: Offer | None, offers: Seq[Offer]) -> dict[str, str]:
-    """The command of each engine: for the best that it can run, where that is expected to gain.
+    """The command of each engine: for the best that it can run, where that is sure to gain.
 
     ``advised``: what outpace gets, with the batch that it is for; None where autoregressive decoding is. Other engines
     get the best of ``offers`` at that batch, or at the next one at which they can run something that gains.
@@ -73,19 +75,24 @@ def commands(typed: Typed, advised: Offer | None, offers: Seq[Offer]) -> dict[st
     smallest = min((one.batch for one in offers), default=1)
     found = {}
     for engine in ENGINES:
-        able = [one for one in offers if engine in one.shape.engines and one.speedup > WORTH]
-        if advised is None:
-            best = None
-        elif engine == "outpace":
-            best = advised
-        else:
-            later = [one for one in able if one.batch >= advised.batch]
-            best = min(later, key=lambda one: (one.batch, -one.speedup), default=None)
-        command = _WRITERS[engine](typed, best)
+        able: list[Offer] = []
+        if advised is not None and engine == "outpace":
+            able = [advised]
+        elif advised is not None:
+            able = [one for one in offers if engine in one.shape.engines and one.lower > WORTH]
+            able = [one for one in able if one.batch >= advised.batch]
+        best, command = _first_written(engine, typed, sorted(able, key=lambda one: (one.batch, -one.speedup)))
         if best is not None and best.batch > smallest and not command.startswith("#"):
-            command += f"  # for batch {best.batch}: nothing is expected to gain at smaller ones"
+            command += f"  # for batch {best.batch}: nothing is sure to gain at smaller ones"
         found[engine] = command
     return found
+
+
+def _first_written(engine: str, typed: Typed, offers: Seq[Offer]) -> tuple[Offer | None, str]:
+    """The first of the offers for which the engine has a command; where it has none, the reason for the first one."""
+    choices: Seq[Offer | None] = offers or [None]
+    lines = [(one, _WRITERS[engine](typed, one)) for one in choices]
+    return next((pair for pair in lines if not pair[1].startswith("#")), lines[0])
 
 
 def _outpace(typed: Typed, best: Offer | None) -> str:
@@ -114,11 +121,7 @@ def _vllm(typed: Typed, best: Offer | None) -> str:
     if kind is not None:
         if kind not in LAYOUTS:
             return f"# vLLM does not draft with heads of kind {kind}"
-        config: Mapping[str, Any] | None = {
-            "method": kind,
-            "model": _EXPORTED,
-            "num_speculative_tokens": best.shape.chain,
-        }
+        config: Mapping[str, Any] | None = head_config(kind, _EXPORTED, best.shape.chain)
     else:
         draft = _draft_model(typed, best)
         if draft is not None and _draft_lm(draft):
@@ -157,7 +160,7 @@ def _sglang(typed: Typed, best: Offer | None) -> str:
         words += ["--speculative-num-draft-tokens", str(1 + best.shape.chain)]
     else:
         words += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(1 + best.shape.chain)]
-    return shlex.join(words) + _export(typed, best.head, "speculators")
+    return shlex.join(words) + _export(typed, best.head, "eagle")
 
 
 def _llama_cpp(typed: Typed, best: Offer | None) -> str:
@@ -188,12 +191,7 @@ def _draft_lm(place: str) -> bool:
 
 
 def _exported_draft_lm(typed: Typed, best: Offer, place: str) -> str:
-    config = {
-        "method": "draft_model",
-        "model": _EXPORTED,
-        "num_speculative_tokens": best.shape.chain,
-        "draft_sample_method": "probabilistic",
-    }
+    config = head_config(DRAFT_LM, _EXPORTED, best.shape.chain)
     return _vllm_serve(typed, config) + _export(typed, place, LAYOUTS[DRAFT_LM])
 
 
@@ -202,7 +200,7 @@ def _vllm_serve(typed: Typed, config: Mapping[str, Any] | None) -> str:
 
 
 def _nothing(engine: str, command: str) -> str:
-    return f"{command}  # without speculation: {engine} can run nothing that is expected to gain"
+    return f"{command}  # without speculation: {engine} can run nothing that is sure to gain"
 
 
 def _export(typed: Typed, head: str | None, layout: str) -> str:

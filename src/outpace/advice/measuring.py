@@ -157,11 +157,16 @@ class Measurements:
         return math.sqrt(sum(one**2 for one in self._surprises) / len(self._surprises))
 
     def ratios(self, method: Method) -> list[list[float]]:
-        """Likelihood ratios of the draft model of ``method``."""
+        """Likelihood ratios of the draft model of ``method``, of as many answers as there is time for."""
         drafter: Any = method.drafter
-        if id(drafter.draft) not in self._known_ratios:
-            self._known_ratios[id(drafter.draft)] = likelihood_ratios(drafter.draft, self.answers)
-        return self._known_ratios[id(drafter.draft)]
+        found = self._known_ratios.setdefault(id(drafter.draft), [])
+        if not found:
+            until = self.timer.spent + _DECODED * self.timer.whole
+            for number, one in enumerate(self.answers):
+                if number >= LEAST_PROMPTS and self.timer.spent > until:
+                    break
+                found += likelihood_ratios(drafter.draft, [one])
+        return found
 
     def affordable(self, batch: int, shapes: int) -> list[KnownAnswer]:
         """As many answers as can be decoded again in a shape's share of the time."""
@@ -175,10 +180,11 @@ class Measurements:
         return self.answers[:kept]
 
     def trial(self, method: Method, batch: int) -> Trial | None:
-        """A few real rounds of ``method``, where there is time."""
+        """A few real rounds of ``method``, where there is time and requests do not join in nearly all of them."""
         if self.timer.left < 0.02 * self.timer.whole:
             return None
         share = min(TRIALS * self.timer.whole / (6 * len(self.batches)), _LONGEST / 3)
         found = run_trial(self.target, self.answers, method, self.plain, self.own[batch], share)
-        self._turns[batch].append(found.plain_turns())
+        if found is not None:
+            self._turns[batch].append(found.plain_turns())
         return found

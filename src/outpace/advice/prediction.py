@@ -80,7 +80,7 @@ def of_records(
     at = {size: index for index, size in enumerate(sizes)}
     rounds, count = np.zeros((len(answers), len(sizes))), np.zeros(len(answers))
     drafting, seen, early = np.zeros(len(answers)), set[int](), list[float]()
-    tokens = np.zeros(len(answers))
+    tokens, known = np.zeros(len(answers)), np.array([len(one.tokens) - 1.0 for one in answers])
     for one in records:
         fresh = [number for number in one.requests if number != UNCOUNTED and number not in seen]
         seen.update(fresh)
@@ -97,9 +97,9 @@ def of_records(
                 count[number] += 1
                 drafting[number] += one.draft_seconds
     steps = tokens - 1.0
-    return Played(
-        steps, steps if plain is None else plain, rounds, count, np.array(sizes, float), drafting, np.array(early)
-    )
+    # An answer that was drawn anew has another length than the known one, whose rounds ``plain`` are.
+    base = steps if plain is None else plain * steps / known
+    return Played(steps, base, rounds, count, np.array(sizes, float), drafting, np.array(early))
 
 
 def of_chains(
@@ -237,7 +237,7 @@ def _drafting(
     if draft_steps is not None:
         return rounds * draft_steps
     if trial is None:
-        found: Figures = shares @ np.nan_to_num(played.drafting) / costs.step
+        found: Figures = shares @ played.drafting / costs.step
         return found
     tried = trial.draft_steps(drawn)
     if not replayed:

@@ -84,26 +84,26 @@ class Recommendation:
         return {"method": self.method, "settings": self.settings, "batch": entries}
 
 
-def recommend(rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> Recommendation:
+def recommend(rows: Seq[Row], costs: Mapping[int, RoundCosts], batches: Seq[int]) -> Recommendation:
     """The method with the largest mean (of logarithms) over the batches, where it is used at those at which it pays.
+    ``costs``: of those of the ``batches`` that there was time for.
 
     One that was not measured at all batches counts as none there, unless it is surely better at the others. None of
     them pays: "none".
     """
-    batches = sorted(costs)
     by_method: dict[str, dict[int, Row]] = {}
     for one in rows:
         by_method.setdefault(one.method, {})[one.batch] = one
     worth = {method: sum(map(_gain, mine.values())) for method, mine in by_method.items()}
     best = max(worth, key=lambda method: worth[method], default="none")
     if not worth or worth[best] <= 0.0:
-        return Recommendation("none", {}, batches, _none(rows, costs), frozenset(one.batch for one in rows))
+        return Recommendation("none", {}, batches, _none(rows, costs, batches), frozenset(one.batch for one in rows))
     ahead = {method: _surely_ahead(mine, by_method[best]) for method, mine in by_method.items() if method != best}
     surest = max(ahead, key=lambda method: ahead[method], default=best)
     if surest != best and ahead[surest] > 0.0:
         best = surest
     chosen = by_method[best]
-    return Recommendation(best, chosen, batches, _words(best, chosen, rows, costs), frozenset(chosen))
+    return Recommendation(best, chosen, batches, _words(best, chosen, rows, costs, batches), frozenset(chosen))
 
 
 def _surely_ahead(mine: Mapping[int, Row], other: Mapping[int, Row]) -> float:
@@ -120,11 +120,13 @@ def _gain(one: Row, *, lower: bool = False) -> float:
     return math.log(one.prediction.interval[0] if lower else one.prediction.speedup) if one.pays else 0.0
 
 
-def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> list[str]:
+def _words(
+    method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[int, RoundCosts], batches: Seq[int]
+) -> list[str]:
     paying = [batch for batch, one in sorted(mine.items()) if one.pays]
     shapes = {mine[batch].shape.words for batch in paying}
     found = [f"Use {method}, " + " or ".join(sorted(shapes)) + "."]
-    for batch in sorted(costs):
+    for batch in batches:
         row = mine.get(batch)
         if row is not None and row.pays:
             own = f", {row.shape.words}" if len(shapes) > 1 else ""
@@ -132,7 +134,7 @@ def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[
         elif row is None:
             found.append(f"Batch {batch}: {method} was not measured: the time was over. Give more --minutes.")
         else:
-            found.append(f"Batch {batch}: none. {_best_of(batch, rows)}{_needed(costs[batch])}")
+            found.append(f"Batch {batch}: none. {_best_of(batch, rows)}{_needed(costs.get(batch))}")
     if (turn := _turn(mine)) is not None:
         found.append(turn)
     found.append(_limits(mine[paying[0]]))
@@ -148,9 +150,9 @@ def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[
     return found
 
 
-def _none(rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> list[str]:
+def _none(rows: Seq[Row], costs: Mapping[int, RoundCosts], batches: Seq[int]) -> list[str]:
     found = ["Use none: no candidate is sure to be faster than autoregressive decoding."]
-    found += [f"Batch {batch}: {_best_of(batch, rows)}{_needed(costs[batch])}" for batch in sorted(costs)]
+    found += [f"Batch {batch}: {_best_of(batch, rows)}{_needed(costs.get(batch))}" for batch in batches]
     return found
 
 
@@ -166,8 +168,10 @@ def _best_of(batch: int, rows: Seq[Row]) -> str:
     return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}."
 
 
-def _needed(costs: RoundCosts) -> str:
+def _needed(costs: RoundCosts | None) -> str:
     """How often draft tokens would have to be accepted for a short chain that takes no time to draft."""
+    if costs is None:
+        return ""
     steps = Predictor(costs).verification(_CHAIN, costs.batch)
     share = acceptance_for(WORTH * steps, _CHAIN)
     if share is None:

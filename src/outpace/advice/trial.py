@@ -28,6 +28,9 @@ Indices = NDArray[np.int64]
 _TURN = 6
 _FEWEST, _MOST = 8, 150
 """Rounds."""
+_PATIENCE, _TURNS = 4.0, 4
+"""How many times its seconds a trial goes on for the fewest rounds, and for how many turns at least: in a large batch
+of short answers a request may join in every round."""
 _DISTURBED = 0.1
 """Share of the slowest rounds that do not count: other programs have run in them."""
 
@@ -82,9 +85,9 @@ class Trial:
 
 def run_trial(
     target: Target, answers: Seq[KnownAnswer], method: Method, plain: Method, costs: RoundCosts, seconds: float
-) -> Trial:
+) -> Trial | None:
     """Rounds of ``method`` and of autoregressive decoding (``plain``), by turns, for ``seconds`` or a little more.
-    ``costs``: of rounds of as many requests."""
+    ``costs``: of rounds of as many requests. None: requests joined in nearly all rounds, too few others were seen."""
     batch = costs.batch
     ours = RoundRecorder(target, [one.request(method) for one in answers], batch)
     theirs = RoundRecorder(target, [one.request(plain) for one in answers], batch)
@@ -94,7 +97,12 @@ def run_trial(
     number = 0
     began = perf_counter()
     try:
-        while len(rows) < _MOST and (len(rows) < _FEWEST or perf_counter() - began < seconds):
+        while len(rows) < _MOST:
+            spent = perf_counter() - began
+            if len(rows) >= _FEWEST and (spent >= seconds or ours.done):
+                break
+            if number >= _TURNS and spent >= _PATIENCE * seconds:
+                break
             turn = [theirs.step() for _ in range(_TURN)]
             beside = float(np.median([one.verify_seconds / costs.weight(one) for one in turn[1:]]))
             number += 1
@@ -109,11 +117,11 @@ def run_trial(
                 elif place:
                     verifying = found.verify_seconds / costs.weight(found)
                     rows.append((beside, found.draft_tokens, found.draft_seconds, verifying, number))
-            if ours.done and len(rows) >= _FEWEST:
-                break
     finally:
         ours.close()
         theirs.close()
+    if len(rows) < _FEWEST:
+        return None
     columns = np.array(rows, float).T
     usual = float(np.median(columns[2]))
     count, spent = joining[0]

@@ -69,6 +69,7 @@ def advise(
     if engine == "vllm":
         from outpace.integrations.vllm.interpreter import find_interpreter
 
+        _check_vllm(machine)
         find_interpreter(vllm_python)
 
     from outpace.advice.advising import advise as advised
@@ -82,7 +83,9 @@ def advise(
     def measured(sizes: Sequence[int]) -> Mapping[int, RoundCosts]:
         from outpace.advice.vllm_rounds import measure_vllm_rounds
 
-        return measure_vllm_rounds(machine.model, sizes, params, python=vllm_python, threads=machine.threads)
+        return measure_vllm_rounds(
+            machine.model, sizes, params, python=vllm_python, threads=machine.threads, dtype=machine.dtype or "bfloat16"
+        )
 
     found = advised(
         model,
@@ -104,6 +107,16 @@ def advise(
         print_json(found.result)
     else:
         found.print(out())
+
+
+def _check_vllm(machine: Machine) -> None:
+    """Raise BadInput for options of outpace under which vLLM's rounds cannot be measured."""
+    from outpace.bench.peers.weights import FLOATS
+
+    if machine.dtype is not None and machine.dtype not in FLOATS:
+        raise BadInput(f"--dtype {machine.dtype}: rounds of vLLM are measured in {', '.join(FLOATS)}; name one of them")
+    if machine.device is not None:
+        raise BadInput("--device is for outpace alone: vLLM runs on the device that it was built for; leave it out")
 
 
 def _batches(text: str) -> list[int]:

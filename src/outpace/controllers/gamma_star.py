@@ -17,7 +17,7 @@ from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import context_of
 from outpace.controllers.draft_length import acceptance_rate, chosen_length
 from outpace.controllers.named import NamedController, Setup
-from outpace.controllers.predictor import LevelSteps, one_rate, speedups
+from outpace.controllers.predictor import GivenDraft, LevelSteps, Predictor, one_rate, speedups
 from outpace.core.metrics import RequestMetrics
 from outpace.core.validation import StrictModel
 
@@ -61,7 +61,6 @@ class GammaStar(NamedController):
         return chosen_length(speedups(one_rate(rate), steps), metrics)
 
     def _steps(self, batch: int, context: int) -> Iterator[float]:
-        predictor, c, most = self.setup.predictor, self._settings.c, self._settings.max_draft_tokens
-        if c is None:
-            return predictor.steps([1] * (most + 1), batch=batch, context=context)
-        return (predictor.verification(length, batch, context) + c * length for length in range(1, most + 1))
+        c = self._settings.c
+        predictor = self.setup.predictor if c is None else Predictor(self.setup.target, GivenDraft(c))
+        return predictor.steps([1] * (self._settings.max_draft_tokens + 1), batch=batch, context=context)

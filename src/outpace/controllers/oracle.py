@@ -1,8 +1,9 @@
 """``oracle``: exactly the draft tokens that are accepted, in hindsight; a ceiling for others where drafts are cheap.
 
 A bench answers each prompt twice: first with the longest drafts, not timed, which shows how many draft tokens are
-accepted at each place; then, timed, drafts are exactly that long. So no draft token is rejected and none that would
-have been accepted is missing. What drafting takes is not weighed: a drafter whose levels take longer than their tokens
+accepted at each place; then, timed, drafts are exactly that long. So no token of a chain is rejected and none that
+would have been accepted is missing; a tree is as deep as its accepted path, and its other branches are rejected as
+ever. What drafting takes is not weighed: a drafter whose levels take longer than their tokens
 save is faster without drafts. At temperature 0 alone: a sampled draft that was cut by what became of it would change
 the output distribution.
 """
@@ -59,13 +60,13 @@ class _Hindsight(DraftPolicy):
 
 
 class Oracle(NamedController):
-    """The longest draft of which everything is accepted."""
+    """Drafts as deep as what is accepted of them."""
 
     name = "oracle"
     aliases = ("hindsight",)
     paper = "outpace's own"
-    summary = "Exactly the draft tokens that are accepted, known beforehand: a ceiling where drafts take little time."
-    fits = "every method, in 'outpace bench' at temperature 0"
+    summary = "Drafts as long as what is accepted, known beforehand: a ceiling where drafts take little time."
+    fits = "every method, in 'outpace bench' at temperature 0; of trees only the depth is cut, so they are no ceiling"
     Settings = OracleSettings
     bench_only = True
 

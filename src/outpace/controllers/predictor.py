@@ -87,6 +87,16 @@ class FreeDraft(DraftCosts):
         return 0.0
 
 
+class GivenDraft(DraftCosts):
+    """A draft of which each level takes ``steps``, as the user says."""
+
+    def __init__(self, steps: float) -> None:
+        self._steps = steps
+
+    def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._steps
+
+
 class ModelDraft(DraftCosts):
     """``models`` draft beside ``target``, one after the other, one forward of each a level."""
 

@@ -13,10 +13,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
-    """Settings that refuse fields which they do not have."""
+    """Settings that refuse fields which they do not have, and numbers that are not finite."""
 
     # Validators are built when the model is first used: most commands use a few of all methods' settings.
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = ConfigDict(extra="forbid", defer_build=True, allow_inf_nan=False)
 
 
 def validated(model: type[M], values: Mapping[str, Any], refusal: Callable[[str, str], BadInput]) -> M:

@@ -96,8 +96,13 @@ def speculation(wanted: Wanted, model: Callable[[], Model], served: str, interpr
 def _with_head(head: HeadFolder, wanted: Wanted, model: Callable[[], Model], served: str) -> Speculation:
     ready = exported(head, model, served, wanted.model)
     length = _length(wanted, measured_length(head))
-    config = {"method": _AS_IN_VLLM[head.kind], "model": str(ready.folder), "num_speculative_tokens": length.tokens}
-    return Speculation(head.kind, config | _sampled(head.kind), None, length.source, ready.notes)
+    config = head_config(head.kind, str(ready.folder), length.tokens)
+    return Speculation(head.kind, config, None, length.source, ready.notes)
+
+
+def head_config(kind: str, folder: str, tokens: int) -> dict[str, Any]:
+    """vLLM's configuration for a head of one of its :data:`LAYOUTS` that was exported to ``folder``."""
+    return {"method": _AS_IN_VLLM[kind], "model": folder, "num_speculative_tokens": tokens, **_sampled(kind)}
 
 
 def _sampled(kind: str) -> dict[str, str]:
@@ -112,8 +117,8 @@ def _with_draft_model(named: str, wanted: Wanted, model: Callable[[], Model], se
     if named == DRAFT_LM or draft_lm_folder(named) is not None:
         return _with_head(find_head(named, model, wanted.model), wanted, model, served)
     length = _length(wanted, DraftLength(_DRAFT_MODEL_LENGTH, "not measured with this draft model"))
-    config = {"method": "draft_model", "model": wanted.draft_folder(named), "num_speculative_tokens": length.tokens}
-    return Speculation("draft-model", config | _sampled("draft-lm"), None, length.source)
+    config = head_config("draft-lm", wanted.draft_folder(named), length.tokens)
+    return Speculation("draft-model", config, None, length.source)
 
 
 def _best_offered(wanted: Wanted, model: Callable[[], Model], served: str, interpreter: Interpreter) -> Speculation:
