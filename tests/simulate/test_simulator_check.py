@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import simulator_check
+from cells import read_cells
 from outpace.core.errors import BadInput
 
 
@@ -54,8 +55,8 @@ def test_cells_of_other_settings_are_not_mixed_and_a_failed_one_is_told(
 
     works: list[bool] = []
     monkeypatch.setattr(simulator_check, "cell", measured)
-    monkeypatch.setattr(simulator_check.outpace, "load", lambda name: None)
-    monkeypatch.setattr(simulator_check.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr("simulator_check.outpace.load", lambda name: None)
+    monkeypatch.setattr("simulator_check.torch.set_num_threads", lambda count: None)
     out = tmp_path / "cells.jsonl"
     assert run(monkeypatch, out, "--tokens", "8") == 1
     works.append(True)
@@ -65,7 +66,7 @@ def test_cells_of_other_settings_are_not_mixed_and_a_failed_one_is_told(
     (tmp_path / "prompts.txt").write_text("Why?")
     assert run(monkeypatch, out, "--tokens", "8", "--prompts", str(tmp_path / "prompts.txt")) == 2
     assert "another prompts" in capsys.readouterr().err
-    assert len(simulator_check.read_cells(out)) == 2
+    assert len(read_cells(out)) == 2
 
 
 def test_the_page_of_the_documentation_has_the_marks() -> None:

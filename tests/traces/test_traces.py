@@ -127,7 +127,7 @@ def test_a_last_line_that_was_cut_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_requests_without_rounds_are_left_out_and_said(tmp_path: Path) -> None:
-    empty = {name: [] for name in COLUMNS}
+    empty: dict[str, list[int]] = {name: [] for name in COLUMNS}
     found = read_trace(written(tmp_path, HEAD, request(), request(method="smcsd", output_tokens=0, rounds=empty)))
     assert list(found.by_method()) == ["pld"]
     assert found.notes == ("1 requests without rounds are left out: not answered, or of several sequences",)

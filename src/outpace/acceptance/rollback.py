@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 from pydantic import Field
 
 from outpace.acceptance.bounds import TOTAL_VARIATION, Bound, NodeView
 from outpace.acceptance.forgiving import Forgiving
+from outpace.acceptance.lossy import Corners
 from outpace.core.validation import StrictModel
 
 
@@ -35,10 +37,10 @@ class Rollback(Forgiving[RollbackSettings]):
     """Accepts a draft token while its cross entropy under the target is small, and is exact everywhere else."""
 
     name = "rollback"
-    aliases = ("bild",)
+    aliases: tuple[str, ...] = ("bild",)
     paper = "Kim et al. 2023, arXiv 2302.07863"
     Settings = RollbackSettings
-    corners = ({}, {"distance": 0.0}, {"distance": 0.7}, {"distance": 5.0})
+    corners: ClassVar[Corners] = ({}, {"distance": 0.0}, {"distance": 0.7}, {"distance": 5.0})
 
     @property
     def bound(self) -> Bound:

@@ -40,8 +40,6 @@ class Answer:
     """Whether it reached the length limit."""
     rounds: Sequence[RoundTrace] = ()
     """Its rounds, where the request was traced."""
-    nodes: Sequence[tuple[int, int]] = ()
-    """Those of its nodes whose rounds have kept their trees, if not all have."""
     counts: Sequence[RoundCount] = ()
     """What its rounds drafted and committed, where the request counted them."""
     wall: float = 0.0
@@ -50,6 +48,8 @@ class Answer:
     """Whether the length limit cut it before it was complete under its grammar."""
     error: str | None = None
     """What ended the request, where that was an error of its own; ``tokens`` are then no answer."""
+    nodes: Sequence[tuple[int, int]] = ()
+    """Those of its nodes whose rounds have kept their trees, if not all have."""
 
 
 @dataclass(slots=True)
@@ -137,11 +137,11 @@ class _Place:
             ttft,
             cut_off,
             one.rounds,
-            () if self.nodes is None else self.nodes.places,
             one.round_counts,
             wall,
             incomplete,
             error,
+            () if self.nodes is None else self.nodes.places,
         )
 
 
