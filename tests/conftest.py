@@ -13,12 +13,18 @@ from hypothesis import HealthCheck, settings
 import outpace
 from cli_support import Run, runner
 from outpace.model import Model
+from rotation import rotate
 
 # A shared machine makes any deadline a lottery.
 settings.register_profile("outpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outpace"))
 # Tests that run side by side share the cores: threads that wait for each other's would be many times slower.
 torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rotate(items)
 
 
 def _embedded(dtype: str) -> Model:

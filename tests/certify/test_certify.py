@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence as Seq
-from datetime import date
 from typing import Any
 
 import numpy as np
@@ -50,15 +48,11 @@ from outpace.targets.base import Scores, Sequence, TreeScores
 from outpace.targets.hf import HFTarget
 from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
+from rotation import DAYS, SEED
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model
 from weights_support import with_drafts
 
-SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
-"""Another slice of settings every day; a failure prints it, OUTPACE_SEED brings it back."""
-DAYS = 3
-"""Of so many registered methods and rules one has its slice in a run, another one the next day; ``make certify-all``
-has all of everything."""
 KEYS = {"method", "lossless", "level", "p_value", "max_abs_error", "detectable_bias", "first_difference"}
 
 

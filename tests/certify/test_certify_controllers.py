@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -26,17 +24,16 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.registry import Context, MethodInfo, build, find, methods
+from rotation import SEED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "draft-model": [{}, {"topk": 2, "max_nodes": 4}, {"mode": "mixed", "topk": 2, "max_nodes": 3}],
     "eagle3": [{}, {"mode": "chain"}, {"mode": "sampled", "branching": (2,)}],
     "dflash": [{}, {"sampled": False}],
 }
 """Settings that change how a method draws: each way of drawing asks the controller at another place."""
-
 
 WHERE = {
     "sad": [Setting("penalties", 3, 4, (0, 1, 2, 0, 1), NEIGHBOURS[0], 20)],
