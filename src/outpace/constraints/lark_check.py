@@ -12,9 +12,11 @@ from outpace.core.errors import BadInput
 
 _MOST_STEPS = 200_000
 _TEXT = re.compile(
-    r'//[^\n]*|#[^\n]*|^%(?:ignore|llguidance)\b[^\n]*|("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/)', re.MULTILINE
+    r"//[^\n]*|#[^\n]*|^%(?:ignore|llguidance)\b[^\n]*"
+    r'|((?:"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/)[imslux]*)',
+    re.MULTILINE,
 )
-"""Comments and settings; and, as a group, what stands for itself."""
+"""Comments and settings; and, as a group, what stands for itself, with its flags."""
 _HEAD = re.compile(r"^[?!]*(\w+)(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
 _OPTIONAL = re.compile(r"[01]\s*(?:[?*]|~\s*1(?:\s*\.\.\s*1)?|\{[1,\s]*\})")
 _REPEATED = re.compile(r"([01])\s*\+")
