@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
-DAYS = 3
+DAYS = 5
 """Slices."""
 
 

@@ -70,6 +70,7 @@ def answer(method: Method, seed: int, **params: Any) -> Generation:
     return generation
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 def test_whatever_drafts_the_seed_fixes_the_answer(params: dict[str, float]) -> None:
     plain = [answer(DRAFTERS["nothing"](), seed, **params).tokens for seed in range(12)]
@@ -123,6 +124,7 @@ LOSSLESS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_outputs_are_exact_where_all_outcomes_are_enumerated(name: str) -> None:
     method, settings = LOSSLESS[name]
@@ -136,6 +138,7 @@ def test_outputs_are_exact_where_all_outcomes_are_enumerated(name: str) -> None:
     assert certificate.p_value is None, "nothing was sampled"
 
 
+@pytest.mark.certification
 def test_inner_rounds_may_share_noise_under_another_rule() -> None:
     """The inner tokens are then draws that the outer rule judges; what it has seen is drawn anew."""
 
@@ -150,6 +153,7 @@ def test_inner_rounds_may_share_noise_under_another_rule() -> None:
 # --------------------------------------------------------------------------------------------------- acceptance
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("seed", range(6))
 def test_acceptance_is_the_papers_and_between_its_bounds(seed: int) -> None:
     target = TableTarget(4, random_table(4, seed))

@@ -43,7 +43,7 @@ mean_acceptance_length acceptance_rate per_position_acceptance identical time_sp
 class Letters:
     """A tokenizer of characters, with a mark before every message."""
 
-    fingerprint = "letters"
+    fingerprint = "letters of the bench"
 
     has_chat_template = True
 

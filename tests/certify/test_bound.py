@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BOUNDED = ("typical", "top-beta", "cactus", "margin", "rollback", "lantern", "grouped", "importance", "target-first")
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", BOUNDED)
 def test_the_promise_holds_and_is_nearly_reached(name: str) -> None:
     found = outpace.certify("draft-model", level="bound", rule=name, cells=1)
@@ -44,6 +45,7 @@ def test_the_promise_holds_and_is_nearly_reached(name: str) -> None:
     assert max(one.total_variation for one in others) > 0.01
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("method", ["pld", "medusa"])
 def test_the_promise_holds_over_other_kinds_of_trees(method: str) -> None:
     tiny = find(method).tiny
@@ -55,6 +57,7 @@ def test_the_promise_holds_over_other_kinds_of_trees(method: str) -> None:
         assert found.bounds[0].total_variation > 1e-3
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize(
     ("method", "name"),
     [
@@ -78,6 +81,7 @@ def test_the_promise_holds_over_other_drafters(method: str, name: str) -> None:
     assert "nothing was drafted" not in check.note
 
 
+@pytest.mark.certification
 def test_a_rule_in_the_label_is_certified_at_its_corners() -> None:
     found = outpace.certify("pld@top-beta", level="bound", cells=1)
     same = outpace.certify("pld", level="bound", rule="top-beta", cells=1)
@@ -103,6 +107,7 @@ def test_a_method_that_fails_is_no_certificate() -> None:
         certify_bound("pld", broken, find_rule("top-beta", {"tau": 0.0}), most=1, nodes=0)
 
 
+@pytest.mark.certification
 def test_the_controller_that_is_named_decides_how_much_is_drafted() -> None:
     found = outpace.certify("draft-model", level="bound", rule="top-beta", controller="entropy", cells=1)
     assert found.passed and any(one.total_variation > 0.0 for one in found.bounds)
@@ -150,6 +155,7 @@ def test_a_biased_rule_that_shares_noise_is_refused() -> None:
     assert planted(Stubborn).passed is False
 
 
+@pytest.mark.certification
 def test_settings_that_are_given_stay() -> None:
     found = outpace.certify("pld", level="bound", rule="cactus", rule_settings={"delta": 0.3}, cells=1)
     assert {one.rule for one in found.bounds} == {

@@ -66,6 +66,7 @@ def cells(sampling: str, seeds: Seq[int] = (8, 9), length: int = 3) -> list[Sett
 # --------------------------------------------------------------------------------------------------- exact level
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", BIASES)
 def test_the_exact_level_catches(name: str) -> None:
     bias = BIASES[name]
@@ -93,6 +94,7 @@ def test_continuous_noise_is_sampled_and_its_biases_are_caught(name: str) -> Non
     assert "sampled" in certificate.checks[0].note
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", Controls.MAKES)
 def test_the_same_parts_without_the_bias_pass(name: str) -> None:
     settings = [cell for sampling in SAMPLING for cell in cells(sampling, (8,))]
@@ -144,6 +146,7 @@ def keeping() -> list[Case]:
     ]
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.label) for case in keeping()])
 def test_methods_that_keep_something_pass_a_second_request_of_the_seed_and_namespace(case: Case) -> None:
     def make(context: Context) -> Method:
@@ -347,6 +350,7 @@ SMALL = ("univer: shares that are not divided by the supply",)
 """Biases that 6,000 samples find in half of the runs."""
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", [name for name, bias in BIASES.items() if bias.statistical])
 def test_the_statistical_level_catches(name: str) -> None:
     certificate = statistical(BIASES[name].make(CONTEXT), samples=24_000 if name in SMALL else 6000)
@@ -356,6 +360,7 @@ def test_the_statistical_level_catches(name: str) -> None:
     assert "rejects" in certificate.verdict
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize(
     ("name", "params"),
     [("top-p in the bonus alone", SamplingParams(1.2, top_p=0.6)), ("temperature missing from p", SamplingParams(0.5))],

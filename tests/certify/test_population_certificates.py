@@ -23,6 +23,7 @@ from outpace.methods.registry import Context, build
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.certification
 def test_dsbd_has_the_law_of_stochastic_beams() -> None:
     certificate = certify_population("dsbd")
     assert certificate.passed, certificate.verdict
@@ -31,6 +32,7 @@ def test_dsbd_has_the_law_of_stochastic_beams() -> None:
     assert certificate.max_abs_error < 1e-6
 
 
+@pytest.mark.certification
 def test_smcsd_s_weighted_averages_are_the_target_s() -> None:
     certificate = certify_population("smcsd")
     assert certificate.passed, certificate.verdict
@@ -120,6 +122,7 @@ def test_tokens_that_are_never_drafted_are_found(monkeypatch: pytest.MonkeyPatch
     assert min(one.max_abs_error or 0.0 for one in certificate.checks) > 0.01
 
 
+@pytest.mark.certification
 @pytest.mark.usefixtures("part_of_the_vocabulary")
 def test_another_share_in_the_weights_than_in_the_draws_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def biased(law: Any) -> QRow:

@@ -45,6 +45,7 @@ def certified(name: str, settings: dict[str, Any], rule: str | None = None, coun
     return certify_exact(name, make, cells, samples=400, outcomes=20_000)
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", GATED)
 def test_a_gate_that_always_asks_changes_nothing(name: str) -> None:
     certificate = certified(name, ASKS[name])
@@ -52,12 +53,14 @@ def test_a_gate_that_always_asks_changes_nothing(name: str) -> None:
     assert "exact: output probabilities equal" in certificate.verdict
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", GATED)
 def test_a_gate_that_trusts_changes_the_distribution(name: str) -> None:
     certificate = certified(name, TRUSTS[name])
     assert certificate.lossless is False, certificate.verdict
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("rule", ["recursive-rejection", "block"])
 def test_drafts_that_end_where_the_gate_doubts_are_lossless_under_exact_rules(rule: str) -> None:
     """A draft ends by the tokens that were drawn; no draw is dropped for what it is."""

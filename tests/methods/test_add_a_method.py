@@ -81,7 +81,21 @@ def test_settings_reach_the_command_line(cli: Run, tmp_path: Path, monkeypatch: 
     ran = {}
     for method, more in (("none", []), ("bigrams", ["--param", "num_draft_tokens=6"])):
         for temperature in ("0", "1"):
-            out = cli("generate", "ab", *likely, "--method", method, *more, "-t", temperature, "-n", "80", "--json").out
+            out = cli(
+                "generate",
+                "ab",
+                *likely,
+                "--method",
+                method,
+                *more,
+                "-t",
+                temperature,
+                "--seed",
+                "3",
+                "-n",
+                "80",
+                "--json",
+            ).out
             ran[method, temperature] = json.loads(out)
     assert ran["bigrams", "0"]["tokens"] == ran["none", "0"]["tokens"]
     assert ran["bigrams", "0"]["metrics"]["mean_acceptance_length"] > 1

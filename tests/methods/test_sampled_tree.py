@@ -338,6 +338,7 @@ def sequences_of(vocab: int, beam: int, depth: int) -> dict[tuple[Path, ...], fl
     return {tuple(paths[index] for index in order): weight for order, weight in orders.items()}
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize(("vocab", "beam", "depth"), [(3, 2, 1), (3, 2, 2), (2, 3, 2), (2, 2, 3), (3, 3, 1)])
 def test_a_beam_draws_whole_sequences_without_replacement(vocab: int, beam: int, depth: int) -> None:
     samples = 5000
@@ -425,6 +426,7 @@ def beam_error(name: str, beam: int, depth: int, vocab: int, samples: int) -> tu
     return float(np.abs((mean - [plain[output] for output in outputs]) / spread).max()), len(outputs)
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("name", ["recursive-rejection", "traversal"])
 @pytest.mark.parametrize(("beam", "depth", "vocab"), [(2, 2, 3), (3, 2, 3)])
 def test_beams_keep_the_law_under_rules_for_draws_without_replacement(
@@ -445,6 +447,7 @@ def cells(length: int, seed: int = 8) -> list[Setting]:
     return [Setting(sampling, 3, length, (0, 1, 2), NEIGHBOURS[0], seed) for sampling in SAMPLING]
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize(
     ("name", "rule", "settings"),
     [
@@ -468,6 +471,7 @@ def test_whole_outputs_keep_the_law(name: str, rule: str | None, settings: dict[
     assert certificate.max_abs_error < 1e-6
 
 
+@pytest.mark.certification
 @pytest.mark.parametrize("rule", ["recursive-rejection", "traversal"])
 def test_beams_are_certified_by_samples(rule: str) -> None:
     make = tree_method("rsd", rule, branching=(1, 1), beam=3)

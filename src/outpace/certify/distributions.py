@@ -108,7 +108,7 @@ def enumerated_distribution(build: Callable[[], Arrivals], limit: int = 300_000)
     """The exact output distribution of the last request of all, and the tokens that it drafted in all branches.
 
     ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
-    Raises NotEnumerable for continuous noise and for more than ``limit`` branches.
+    Raises NotEnumerable for continuous noise, randomness from elsewhere, and more than ``limit`` branches.
     """
 
     proposal_distribution: OutputDistribution = defaultdict(float)

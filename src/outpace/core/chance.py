@@ -229,7 +229,7 @@ class _Path:
                 self.script.append((0, branches))
             taken, before = self.script[self.cursor]
             if [one[0] for one in before] != [one[0] for one in branches]:
-                raise RuntimeError("the enumerated program is not a function of its random choices")
+                raise NotEnumerable("the enumerated program is not a function of its random choices")
             self.cursor += 1
             branch = branches[taken]
             self.weight *= branch[1]
@@ -280,7 +280,7 @@ class _PathStream:
 
 
 class NotEnumerable(NotImplementedError):
-    """A program has continuous noise, or too many outcomes."""
+    """A program has continuous noise, too many outcomes, or randomness from elsewhere."""
 
 
 class Enumeration:
