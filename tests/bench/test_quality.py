@@ -26,9 +26,10 @@ from outpace.bench.quality.edit_distance import edit_distance
 from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.quality.likelihood import likelihood
 from outpace.bench.quality.measured_nodes import NODES, MeasuredNodes
-from outpace.bench.quality.prompt_quality import PromptQuality
+from outpace.bench.quality.prompt_quality import PromptQuality, QualityMeter
 from outpace.bench.quality.quality_row import EMPTY, quality_row
 from outpace.bench.quality.realised_tv import Variation, variation
+from outpace.bench.records import Answer
 from outpace.bench.runner import run
 from outpace.bench.statistics import (
     difference_interval,
@@ -40,6 +41,7 @@ from outpace.constraints import Grammar
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.metrics import RequestMetrics
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
@@ -50,7 +52,7 @@ from outpace.engine.request import RoundTrace
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.task import CodeTests, ExactAnswer
-from outpace.targets.base import TreeScores
+from outpace.targets.base import Sequence, TreeScores
 from test_bench_report import Page, printed
 from test_bench_runner import PROMPTS, SHORT, VOCAB, Lossy, make, method, table_of
 
@@ -481,3 +483,37 @@ def test_sampled_drafts_are_measured_in_a_bench() -> None:
     found = run(model, [drafts], PROMPTS[:2], replace(SHORT, quality=True, params=T1))
     assert found["methods"][1]["error"] is None
     assert 0.0 < found["methods"][1]["quality"]["tv"] < 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_is_read_once_for_all_answers_and_nothing_stays_open(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    rows = list[int]()
+    prefill = model.target.prefill
+    opened = closed = 0
+    fork, close, begin = model.target.fork, model.target.close, model.target.open
+
+    def counted(what: str) -> None:
+        nonlocal opened, closed
+        opened, closed = opened + (what == "open"), closed + (what == "close")
+
+    monkeypatch.setattr(model.target, "open", lambda: (counted("open"), begin())[1])
+    monkeypatch.setattr(model.target, "fork", lambda *given: (counted("open"), fork(*given))[1])
+    monkeypatch.setattr(model.target, "close", lambda kv: (counted("close"), close(kv))[1])
+    meter = QualityMeter(
+        model, SamplingParams(temperature=temperature), lambda _: SamplingParams(temperature=temperature)
+    )
+
+    def read(sequences: Seq[Sequence], *given: object, **more: object) -> object:
+        rows.extend(len(one.tokens) - 1 - model.target.length(one.kv) for one in sequences)
+        return prefill(sequences, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model.target, "prefill", read)
+    for answer in ((5, 6, 7), (6, 6), (7, 5, 5)):
+        found = meter._likelihood(Answer((1, 2, 3, 4), answer, RequestMetrics(), 0.0), meter.params)
+        assert found == likelihood(model.target, (1, 2, 3, 4), answer, meter.params)
+    assert rows.count(3) == 1 + 3  # once for the meter, and for each of the comparisons
+    meter.close()
+    assert opened == closed > 0

@@ -187,6 +187,8 @@ class _Run:
             entry.label: self._differences(entry, found) for entry in self.methods[1:] if entry.error is None
         }
         qualities = {entry.label: self._quality(entry, batch, found) for entry in self.methods if entry.error is None}
+        if self.meter is not None:
+            self.meter.close()
         for entry in self.methods:
             if entry.error is None:
                 entry.records.update(found[entry.label])

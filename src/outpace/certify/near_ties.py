@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor
 
@@ -79,10 +80,14 @@ def gap(
 
 @contextmanager
 def prefilled(
-    target: Target, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
+    target: Target, prompt: Sequence[int], output: Sequence[int], params: SamplingParams, begun: Any = None
 ) -> Iterator[TargetSequence]:
-    """A fresh sequence of ``prompt`` and ``output`` with the K/V of all but its last token; closed at the end."""
-    sequence = target.sequence(prompt, params)
+    """A fresh sequence of ``prompt`` and ``output`` with the K/V of all but its last token; closed at the end.
+
+    ``begun``: K/V that begins with that of all of the prompt's tokens but the last, which is copied.
+    """
+    kv = None if begun is None else target.fork(begun, len(prompt) - 1)
+    sequence = target.sequence(prompt, params, kv=kv)
     try:
         if params.weighting.weighs:  # weights are found where the answer begins
             target.prefill([sequence])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,11 +33,13 @@ class Likelihood:
     near_ties: int
 
 
-def likelihood(target: Target, context: Sequence[int], answer: Sequence[int], params: SamplingParams) -> Likelihood:
-    """The likelihood of ``answer`` after ``context``, both token ids."""
+def likelihood(
+    target: Target, context: Sequence[int], answer: Sequence[int], params: SamplingParams, begun: Any = None
+) -> Likelihood:
+    """The likelihood of ``answer`` after ``context``, both token ids. ``begun``: K/V of the context, if there is."""
     total, not_first, near_ties = 0.0, 0, 0
     tolerance = 0.0 if target.batch_invariant else near_tie_gap(target.dtype)
-    with prefilled(target, context, (), params) as sequence:
+    with prefilled(target, context, (), params, begun) as sequence:
         for begin in range(0, len(answer), _ROWS):
             part = answer[begin : begin + _ROWS]
             tree = TokenTree.chain(part[:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from outpace.bench.method_records import MethodRecords
 from outpace.bench.quality.edit_distance import edit_distance
@@ -53,6 +54,9 @@ class QualityMeter:
     under: Callable[[str], SamplingParams]
     _known: Lru[tuple[int, tuple[int, ...], tuple[int, ...]], Likelihood] = field(default_factory=lambda: Lru(_KEPT))
 
+    _begun: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    """K/V of the contexts of a batch, which the answers of all methods go on from."""
+
     def traces(self, entry: MethodRecords) -> bool:
         """Whether the method's rounds must be kept to measure it."""
         rule = entry.method.rule
@@ -95,16 +99,32 @@ class QualityMeter:
         key = id(params.constraint), answer.context, answer.tokens
         found = self._known.get(key)
         if found is None:
-            found = likelihood(self.model.target, answer.context, answer.tokens, params)
+            found = likelihood(self.model.target, answer.context, answer.tokens, params, self._context(answer.context))
             self._known.put(key, found)
         return found
 
     def _variation(self, entry: MethodRecords, answer: Answer, params: SamplingParams) -> Variation:
         if not answer.rounds:
             return Variation()
-        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, params, answer.nodes)
+        target, rule, begun = self.model.target, entry.method.rule, self._context(answer.context)
+        found = variation(target, answer.context, answer.rounds, rule, params, answer.nodes, begun)
         answer.rounds = ()  # trees with their q rows: megabytes
         return found
+
+    def _context(self, context: tuple[int, ...]) -> Any:
+        """K/V of all its tokens but the last: a prompt takes longer to read than an answer to score."""
+        if context not in self._begun:
+            target = self.model.target
+            sequence = target.sequence(context)
+            target.prefill([sequence])
+            self._begun[context] = sequence.kv
+        return self._begun[context]
+
+    def close(self) -> None:
+        """Release what the answers of a batch had in common."""
+        for kv in self._begun.values():
+            self.model.target.close(kv)
+        self._begun.clear()
 
     def _score(self, prompt: Prompt, record: Record) -> tuple[bool | None, bool, bool]:
         """Whether the last answer is right, gave a final answer, and was cut off."""

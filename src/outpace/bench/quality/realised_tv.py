@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,11 +48,12 @@ def variation(
     rule: AcceptanceRule,
     params: SamplingParams,
     places: Collection[tuple[int, int]],
+    begun: Any = None,
 ) -> Variation:
     """The variation at ``places`` of an answer's rounds (:class:`~outpace.bench.quality.measured_nodes.MeasuredNodes`).
-    ``context``: the prompt's tokens; ``params``: the request's."""
+    ``context``: the prompt's tokens; ``params``: the request's; ``begun``: K/V of the context, if there is."""
     total, nodes = 0.0, 0
-    with prefilled(target, context, (), params) as sequence:
+    with prefilled(target, context, (), params, begun) as sequence:
         for at, one in enumerate(rounds):
             depths = [depth for depth in range(len(one.committed)) if (at, depth) in places]
             if depths:
