@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ from outpace.engine.request import RoundTrace
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.task import CodeTests, ExactAnswer
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import TreeScores
 from test_bench_report import Page, printed
 from test_bench_runner import PROMPTS, SHORT, VOCAB, Lossy, make, method, table_of
 
@@ -485,35 +486,27 @@ def test_sampled_drafts_are_measured_in_a_bench() -> None:
     assert 0.0 < found["methods"][1]["quality"]["tv"] < 1.0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_prompt_is_read_once_for_all_answers_and_nothing_stays_open(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make()
-    rows = list[int]()
-    prefill = model.target.prefill
-    opened = closed = 0
-    fork, close, begin = model.target.fork, model.target.close, model.target.open
+def test_a_prompt_is_read_once_for_all_answers_and_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, params = make(), SamplingParams(temperature=1.0)
+    read, calls = list[int](), Counter[str]()
 
-    def counted(what: str) -> None:
-        nonlocal opened, closed
-        opened, closed = opened + (what == "open"), closed + (what == "close")
+    def watch(name: str) -> None:
+        what = getattr(model.target, name)
 
-    monkeypatch.setattr(model.target, "open", lambda: (counted("open"), begin())[1])
-    monkeypatch.setattr(model.target, "fork", lambda *given: (counted("open"), fork(*given))[1])
-    monkeypatch.setattr(model.target, "close", lambda kv: (counted("close"), close(kv))[1])
-    meter = QualityMeter(
-        model, SamplingParams(temperature=temperature), lambda _: SamplingParams(temperature=temperature)
-    )
+        def called(*given: Any, **more: Any) -> Any:
+            calls[name] += 1
+            if name == "prefill":
+                read.extend(len(one.tokens) - 1 - model.target.length(one.kv) for one in given[0])
+            return what(*given, **more)
 
-    def read(sequences: Seq[Sequence], *given: object, **more: object) -> object:
-        rows.extend(len(one.tokens) - 1 - model.target.length(one.kv) for one in sequences)
-        return prefill(sequences, *given, **more)  # type: ignore[arg-type]
+        monkeypatch.setattr(model.target, name, called)
 
-    monkeypatch.setattr(model.target, "prefill", read)
-    for answer in ((5, 6, 7), (6, 6), (7, 5, 5)):
-        found = meter._likelihood(Answer((1, 2, 3, 4), answer, RequestMetrics(), 0.0), meter.params)
-        assert found == likelihood(model.target, (1, 2, 3, 4), answer, meter.params)
-    assert rows.count(3) == 1 + 3  # once for the meter, and for each of the comparisons
+    for name in ("open", "fork", "close", "prefill"):
+        watch(name)
+    meter = QualityMeter(model, params, lambda _: params)
+    for tokens in ((5, 6, 7), (6, 6), (7, 5, 5)):
+        found = meter._likelihood(Answer((1, 2, 3, 4), tokens, RequestMetrics(), 0.0), params)
+        assert found == likelihood(model.target, (1, 2, 3, 4), tokens, params)
+    assert read.count(3) == 1 + 3, "once for the meter, and once for each of the comparisons"
     meter.close()
-    assert opened == closed > 0
+    assert calls["close"] == calls["open"] + calls["fork"] == 7
