@@ -504,9 +504,9 @@ def test_a_prompt_is_read_once_for_all_answers_and_nothing_stays_open(monkeypatc
     for name in ("open", "fork", "close", "prefill"):
         watch(name)
     meter = QualityMeter(model, params, lambda _: params)
-    for tokens in ((5, 6, 7), (6, 6), (7, 5, 5)):
-        found = meter._likelihood(Answer((1, 2, 3, 4), tokens, RequestMetrics(), 0.0), params)
-        assert found == likelihood(model.target, (1, 2, 3, 4), tokens, params)
+    with meter:
+        for tokens in ((5, 6, 7), (6, 6), (7, 5, 5)):
+            found = meter._likelihood(Answer((1, 2, 3, 4), tokens, RequestMetrics(), 0.0), params)
+            assert found == likelihood(model.target, (1, 2, 3, 4), tokens, params)
     assert read.count(3) == 1 + 3, "once for the meter, and once for each of the comparisons"
-    meter.close()
     assert calls["close"] == calls["open"] + calls["fork"] == 7

@@ -197,8 +197,7 @@ def test_a_bench_of_which_every_prompt_fails_reports_that(cli: Run, tmp_path: Pa
     assert [row["prompts"] for row in json.loads(out.read_text())["methods"]] == [0, 0]
 
 
-ENDLESS = 'start: "a" start | "Z"'
-"""The toy has no token of a Z."""
+ENDLESS = 'start: "a" start'
 
 
 def test_an_answer_that_its_limit_cuts_short_of_its_grammar_says_so(cli: Run, tmp_path: Path) -> None:

@@ -186,9 +186,7 @@ class _Run:
         differences = {
             entry.label: self._differences(entry, found) for entry in self.methods[1:] if entry.error is None
         }
-        qualities = {entry.label: self._quality(entry, batch, found) for entry in self.methods if entry.error is None}
-        if self.meter is not None:
-            self.meter.close()
+        qualities = self._qualities(batch, found)
         for entry in self.methods:
             if entry.error is None:
                 entry.records.update(found[entry.label])
@@ -207,19 +205,25 @@ class _Run:
             for turn, answer in enumerate(found[prompt.id].answers if prompt.id in found else ()):
                 self.settings.trace.add(self.model, entry.label, prompt, turn, answer, self.params.temperature)
 
-    def _quality(
-        self, entry: MethodRecords, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]
-    ) -> dict[str, PromptQuality]:
-        """What the answers are worth, where that is asked for; measuring runs the method's rule, which may fail."""
-        if self.meter is None:
-            return {}
-        plain = {} if self.reference.error else found[self.reference.label]
-        answered = [prompt for prompt in batch if prompt.id in found[entry.label]]
-        try:
-            return self.meter.measure(answered, entry, found[entry.label], plain)
-        except Exception as error:
-            entry.error = said(error)
-            return {}
+    def _qualities(
+        self, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]
+    ) -> dict[str, dict[str, PromptQuality]]:
+        """What the answers of all methods are worth, where that is asked for; measuring runs their rules, which may
+        fail. Prompt by prompt: the K/V of one is held meanwhile."""
+        qualities: dict[str, dict[str, PromptQuality]] = {entry.label: {} for entry in self.methods}
+        meter, plain = self.meter, {} if self.reference.error else found[self.reference.label]
+        if meter is None:
+            return qualities
+        for prompt in batch:
+            with meter:
+                for entry in self.methods:
+                    if entry.error is None and prompt.id in found[entry.label]:
+                        try:
+                            measured = meter.measure([prompt], entry, found[entry.label], plain)
+                            qualities[entry.label].update(measured)
+                        except Exception as error:
+                            entry.error = said(error)
+        return qualities
 
     def _differences(self, entry: MethodRecords, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
         if not self.params.greedy or self.reference.error is not None:

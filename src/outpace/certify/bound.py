@@ -186,5 +186,7 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
         verdict += f"; whole outputs could not be enumerated with {', '.join(unseen)}"
     if not broken and loose:
         verdict += f"; never near its limit (below {NEAR:.0%} of it) with {', '.join(check.rule for check in loose)}"
-    certificate = Certificate(name, "bound", rule.lossless and not broken, verdict)
+    # Of outputs that could not be enumerated nothing is known; what is broken at a node is known all the same.
+    lossless = None if rule.lossless and unseen and not broken else rule.lossless and not broken
+    certificate = Certificate(name, "bound", lossless, verdict)
     return replace(certificate, bounds=tuple(checks))

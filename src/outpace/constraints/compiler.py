@@ -9,7 +9,6 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
-from outpace.constraints.lark_check import check_lark
 from outpace.constraints.parser_state import Cursor, ParserState
 from outpace.constraints.schema_check import check_schema
 from outpace.constraints.schema_patterns import by_standards
@@ -148,8 +147,6 @@ def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
     except ValueError as error:
         wrong = str(error)
     if not wrong:
-        if grammar.kind == "lark":
-            check_lark(_lark(grammar))
         return matcher
     line = _why(wrong, grammar)
     if any(words in line for words in ("fuel", "too large", "too big", "grammar size")):
@@ -187,23 +184,18 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
             # One terminal: alternatives of a rule would be a parser's item each, and these are bounded.
             rules = f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, json.loads(grammar.source)))}"
         case "lark":
-            rules = _lark(grammar)
+            rules = grammar.source
+            if _is_gbnf(rules):
+                from llguidance.gbnf_to_lark import gbnf_to_lark
+
+                try:
+                    rules = gbnf_to_lark(rules)
+                except RecursionError:
+                    raise
+                except Exception as error:  # the converter raises nothing more specific
+                    raise ValueError(str(error) or "it is no GBNF") from None
     found: str = llguidance.LLMatcher.grammar_from_lark(f"{_EVERY_SPELLING}\n{rules}")
     return found
-
-
-def _lark(grammar: Grammar) -> str:
-    """The rules of a grammar in Lark's syntax. Raises ValueError for what is broken."""
-    if not _is_gbnf(grammar.source):
-        return grammar.source
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(grammar.source))
-    except RecursionError:
-        raise
-    except Exception as error:  # the converter raises nothing more specific
-        raise ValueError(str(error) or "it is no GBNF") from None
 
 
 def json_rule(schema: Any) -> str:

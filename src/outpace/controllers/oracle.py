@@ -3,9 +3,8 @@
 A bench answers each prompt twice: first with the longest drafts, not timed, which shows how many draft tokens are
 accepted at each place; then, timed, drafts are exactly that long. So no token of a chain is rejected and none that
 would have been accepted is missing; a tree is as deep as its accepted path, and its other branches are rejected as
-ever. What drafting takes is not weighed: a drafter whose levels take longer than their tokens
-save is faster without drafts. At temperature 0 alone: a sampled draft that was cut by what became of it would change
-the output distribution.
+ever. What drafting takes is not weighed: a drafter whose levels take longer than their tokens save is faster without
+drafts. At temperature 0 alone: a sampled draft that was cut by what became of it would change the output distribution.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ class Scheduler:
         population = request.population
         if population is not None:
             tokens = most_tokens(request, self._target)
-            whole = (1 + population.size) * self._target.kv_bytes(None, tokens + ROUND_ROWS)
+            each = self._target.kv_bytes(None, tokens + ROUND_ROWS)
+            whole = self._target.kv_bytes(None, len(request.prompt) + ROUND_ROWS) + population.size * each
             if whole > bound:
                 raise BadInput(
                     f"{population.size} {population.called} of {tokens:,} tokens would take {whole:,} bytes of K/V; "

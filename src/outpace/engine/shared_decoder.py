@@ -255,7 +255,8 @@ class SharedDecoder:
 
     @staticmethod
     def _full(one: Generation) -> None:
-        """There is no room for another token: an answer ends, and a group, which has none yet, fails."""
+        """There is no room for another token: an answer ends. A group, which has none yet, fails; those that may grow
+        so large are refused before, unless a target's K/V takes more than it says."""
         if one.group is None:
             one.finish("length")
         else:

@@ -2,10 +2,10 @@
 
 Predictions: rooflines, and acceptance rates that are either assumed (settings) or those of the methods of a trace,
 which another model was recorded with. What drafts of such a method take follows from its family: nothing for lookups,
-a layer and the LM head for trained heads, and for a draft model what the shape in the settings takes. For every drafter
-the draft length that is best at the number of users counts; drafts of 0 tokens are autoregressive decoding, so that no
-entry of a good controller would be below 1. So the map shows the best length of at least one token: below 1 it is
-better not to draft.
+a layer and the LM head for each draft token of a head of the EAGLE family, and for a draft model what the shape in the
+settings takes; methods of other families are left out. For every drafter the draft length that is best at the number of
+users counts; drafts of 0 tokens are autoregressive decoding, so that no entry of a good controller would be below 1. So
+the map shows the best length of at least one token: below 1 it is better not to draft.
 
 The predictor is the one that decides while decoding (:mod:`outpace.controllers.predictor`; Leviathan et al. 2023, arXiv
 2211.17192).
@@ -37,8 +37,8 @@ from outpace.traces.trace_format import read_trace
 
 LOOKUP, HEAD, DRAFT_MODEL = "lookup", "head", "draft model"
 """What may draft."""
-_FAMILIES = {"eagle": HEAD, "trained": HEAD, "draft-model": DRAFT_MODEL, "gated": DRAFT_MODEL}
-"""Of methods that draft with one network."""
+_FAMILIES = {"eagle": HEAD, "draft-model": DRAFT_MODEL, "gated": DRAFT_MODEL}
+"""Of methods that draft with one network, a forward of it for each draft token."""
 _SHARES = (1, 2, 4, 8, 16, 32)
 """Devices that share each layer: the fewest that hold the weights and the K/V of all users, or the most."""
 

@@ -206,7 +206,7 @@ def _objects(path: Path, lines: list[str]) -> Iterator[tuple[int, dict[str, Any]
 def _checked(path: Path, number: int, read: Any, found: dict[str, Any]) -> Any:
     try:
         return read(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise BadInput(f"{path}, line {number}: {what}") from None
 
@@ -263,7 +263,7 @@ def _numbers(found: Mapping[str, Any], name: str) -> list[Any]:
     values = found[name]
     for one in values:
         whole = isinstance(one, int) and not isinstance(one, bool)
-        if not (whole or (times and isinstance(one, float) and math.isfinite(one))) or one < 0:
+        if not (whole or (times and isinstance(one, float))) or not math.isfinite(one) or one < 0:
             raise ValueError(f"'rounds.{name}' holds {one!r}")
         if not times and one > LARGEST:
             raise ValueError(f"'rounds.{name}' holds {one:,}, which is more than {LARGEST:,}")

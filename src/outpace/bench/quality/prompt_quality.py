@@ -55,7 +55,7 @@ class QualityMeter:
     _known: Lru[tuple[int, tuple[int, ...], tuple[int, ...]], Likelihood] = field(default_factory=lambda: Lru(_KEPT))
 
     _begun: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    """K/V of the contexts of a batch, which the answers of all methods go on from."""
+    """K/V of contexts, which the answers of all methods go on from."""
 
     def traces(self, entry: MethodRecords) -> bool:
         """Whether the method's rounds must be kept to measure it."""
@@ -120,8 +120,10 @@ class QualityMeter:
             self._begun[context] = sequence.kv
         return self._begun[context]
 
-    def close(self) -> None:
-        """Release what the answers of a batch had in common."""
+    def __enter__(self) -> None:
+        """Measure answers whose contexts are kept until the end."""
+
+    def __exit__(self, *_: object) -> None:
         for kv in self._begun.values():
             self.model.target.close(kv)
         self._begun.clear()

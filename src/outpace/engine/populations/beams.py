@@ -83,11 +83,11 @@ class BeamRule(GroupRule):
 
     def check(self, params: SamplingParams, limit: int) -> None:
         # Scores are log-probabilities over length ** length_penalty, which must be a number.
-        most = _LARGEST / math.log(max(2, limit))
+        most = math.floor(_LARGEST / math.log(max(2, limit)))
         if abs(self.options.length_penalty) > most:
             raise BadInput(
                 f"length_penalty {self.options.length_penalty:g} gives answers of {limit:,} tokens no score that is a "
-                f"number; it must be between -{most:.0f} and {most:.0f}"
+                f"number; it must be between -{most} and {most}"
             )
 
     def begin(self, ends: Ends) -> BeamState:
