@@ -97,6 +97,8 @@ def test_nothing_is_said_of_outputs_that_could_not_be_enumerated() -> None:
     assert "identical" not in found.verdict
     assert "whole outputs could not be enumerated with top-beta(" in found.verdict
     assert "continuous noise" in found.bounds[0].note
+    exact = outpace.certify("rsd", level="bound", settings={"beam": 2}, cells=1)
+    assert exact.passed and exact.lossless is None
 
 
 def test_a_method_that_fails_is_no_certificate() -> None:
