@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 from outpace.constraints.copy_automaton import Boundary, Number, Role, State
 from outpace.core.constraint import Bits, ConstraintState, bits_of
 from outpace.core.errors import BadInput
 from outpace.core.lru import Lru
+from outpace.core.text import encoded
 from outpace.models.base import ChatTokenizer
 
 MOST_LINES = 9999
@@ -104,8 +104,7 @@ class CopyProgram:
 
     def spelled(self, text: str) -> tuple[int, ...]:
         """The usual tokens of a text. Raises BadInput where they do not spell it."""
-        batch: Any = getattr(self.tokenizer, "encode_batch", None)
-        tokens = self.tokenizer.encode(text) if batch is None else batch([text])[0]
+        tokens = encoded(self.tokenizer, [text])[0]
         if b"".join(self.tokenizer.token_bytes(token) or b"" for token in tokens) != text.encode():
             raise BadInput(
                 f"copying needs a tokenizer that writes texts back as they were; this one changes {text[:40]!r}, where "

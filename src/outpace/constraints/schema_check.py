@@ -76,13 +76,12 @@ class _Finite:
 
     def _object_holds(self, schema: Mapping[str, Any], open_refs: tuple[str, ...]) -> bool:
         given = schema.get("required")
-        required = given if isinstance(given, list) else []
-        if not all(self._property_holds(schema, name, open_refs) for name in required if isinstance(name, str)):
+        names = dict.fromkeys(name for name in given if isinstance(name, str)) if isinstance(given, list) else {}
+        if not all(self._property_holds(schema, name, open_refs) for name in names):
             return False
         least = schema.get("minProperties")
-        names = {name for name in required if isinstance(name, str)} if isinstance(least, int) else set()
         # The engine refuses minProperties beside properties that are optional.
-        if not isinstance(least, int) or len(names) >= least or _schemas(schema, "properties").keys() - names:
+        if not isinstance(least, int) or len(names) >= least or _schemas(schema, "properties").keys() - names.keys():
             return True
         return any(self.holds(one, open_refs) for one in _further(schema))
 

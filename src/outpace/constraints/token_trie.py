@@ -10,6 +10,7 @@ from typing import Any
 
 from outpace.core.errors import MissingExtra
 from outpace.core.lru import Lru
+from outpace.core.text import encoded
 from outpace.models.base import ChatTokenizer
 
 _KEPT = 4
@@ -32,8 +33,7 @@ class TokenTrie:
             written = text.decode()
         except UnicodeDecodeError:
             return [int(token) for token in self.inner.greedy_tokenize(text.decode("utf-8", "ignore"))]
-        batch = getattr(self.tokenizer, "encode_batch", None)
-        return batch([written])[0] if batch is not None else self.tokenizer.encode(written)
+        return encoded(self.tokenizer, [written])[0]
 
 
 class _Vocabulary:

@@ -18,6 +18,20 @@ class Tokenizer(Protocol):
         ...
 
 
+class Encoder(Protocol):
+    """The part of a tokenizer that makes tokens of raw text; ``encode_batch`` is called instead where it has one."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text."""
+        ...
+
+
+def encoded(tokenizer: Encoder, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of raw texts. ``encode`` may put a token before each, which belongs to none; ``encode_batch`` does not."""
+    batch: Callable[[Sequence[str]], list[list[int]]] | None = getattr(tokenizer, "encode_batch", None)
+    return [tokenizer.encode(text) for text in texts] if batch is None else batch(texts)
+
+
 def check_text(text: str, what: str) -> None:
     """Raise BadInput for ``text`` with half of a surrogate pair, which stands for no character; ``what``: its name.
 

@@ -7,24 +7,17 @@ import os
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
+from outpace.core.text import Encoder, encoded
 
 FIELDS = ("text", "prompt", "turns", "messages")
 _PIECE = 1 << 15
 """Characters: longer texts are tokenised in parts, cut at ends of lines."""
 _BATCH = 1 << 20
 """Characters that are tokenised at once."""
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that is used here; ``encode_batch`` is called instead where it has one."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of raw text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +81,7 @@ def tokenise(pieces: Iterable[TextPiece], tokenizer: Encoder) -> Iterator[TokenP
 
 
 def _encoded(batch: list[TextPiece], tokenizer: Encoder) -> Iterator[TokenPiece]:
-    texts = [piece.text for piece in batch]
-    together = getattr(tokenizer, "encode_batch", None)
-    ids = together(texts) if together is not None else [tokenizer.encode(text) for text in texts]
-    for piece, tokens in zip(batch, ids, strict=True):
+    for piece, tokens in zip(batch, encoded(tokenizer, [piece.text for piece in batch]), strict=True):
         yield TokenPiece(tokens, piece.begins, piece.read, piece.size)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from outpace.datastore.corpus import Encoder
+from outpace.core.text import Encoder
 
 _ANSWERS = Path(__file__).parent / "answers" / "answers.jsonl"
 

@@ -14,6 +14,7 @@ from outpace.constraints.compiler import json_rule
 from outpace.constraints.grammar import Grammar
 from outpace.constraints.token_trie import installed
 from outpace.core.errors import BadInput
+from outpace.core.text import encoded
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
 from outpace.serving.schemas import Tool
@@ -72,9 +73,7 @@ def _free(tokenizer: ChatTokenizer, form: Format, opening: str, more: str, calls
 
 def _spelled(tokenizer: ChatTokenizer, mark: str) -> bool:
     """Whether a call's mark is made of tokens that have text; one that begins every text is none of the mark."""
-    batch = getattr(tokenizer, "encode_batch", None)
-    tokens = tokenizer.encode(mark) if batch is None else batch([mark])[0]
-    return all(tokenizer.token_bytes(token) for token in tokens)
+    return all(tokenizer.token_bytes(token) for token in encoded(tokenizer, [mark])[0])
 
 
 def _literal(text: str) -> str:
