@@ -47,7 +47,7 @@ Bytes random_bf16() {
 
 void bfloat16_numbers(int rows, int width) {
     const Bytes a = random_bf16(), b = random_bf16();
-    vf c[tiles::ROWS], found[tiles::ROWS];
+    alignas(64) float c[tiles::ROWS][LANES], found[tiles::ROWS][LANES];
     for (auto& row : c)
         for (int n = 0; n < LANES; ++n) row[n] = uniform();
     tiles::shape(rows, width);
@@ -82,7 +82,7 @@ float bfloat16_of(uint16_t x, uint16_t w, float c) {
     Bytes a = {}, b = {};
     std::memcpy(a.at[0], &x, 2);
     std::memcpy(b.at[0], &w, 2);
-    vf sums[tiles::ROWS] = {};
+    alignas(64) float sums[tiles::ROWS][LANES] = {};
     sums[0][0] = c;
     tiles::shape(1, tiles::ROW_BYTES);
     tiles::load<0>(sums, tiles::ROW_BYTES);

@@ -79,13 +79,14 @@ void transpose(const Query* queries, int count, int width, uint32_t* q, std::vec
 template <class T>
 INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, int last, float softcap, const float* scales, float* totals) {
     const float none = -__builtin_inff();
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static constexpr int32_t NUMBERED[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vi lane = load_as<vi>(NUMBERED);
     const int from = low >= end ? last : low / LANES * LANES, to = low >= end ? last : round_up(end, LANES);
     vf top = splat(none);
     for (int j = from; j < to; j += LANES) {
         vf v = load(s + j);
         if (softcap > 0.f) v = softcap * tanh(v);
-        if (j < low || j + LANES > end) v = (lane >= low - j) & (lane < end - j) ? v : splat(none);
+        if (j < low || j + LANES > end) v = select((lane >= low - j) & (lane < end - j), v, splat(none));
         store(s + j, v);
         top = max(top, v);
     }
@@ -96,7 +97,7 @@ INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, in
         vf weight = {};
         if (j >= from && j < to) weight = exp2(load(s + j) - peak);
         vf factor = weight;
-        if constexpr (Kept<T>::quantised) factor = weight > 0.f ? weight * load(scales + j) : vf{};
+        if constexpr (Kept<T>::quantised) factor = select(weight > 0.f, weight * load(scales + j), vf{});
         if constexpr (PAIRS<T>) {
             store((bf16*)(weights + j / NUMBERS), factor);
             if constexpr (!Kept<T>::quantised) weight = load((const bf16*)(weights + j / NUMBERS));
@@ -167,7 +168,7 @@ class PathValues {
                 for (int d = 0; d < width; d += LANES) {
                     vu mine = row ? Kept<T>::product_input(row, d) : vu{};
                     if (half == 1) mine = (mine << 16) | load_as<vu>(place + d);
-                    std::memcpy(place + d, &mine, sizeof mine);
+                    store_as(place + d, mine);
                 }
             }
         }

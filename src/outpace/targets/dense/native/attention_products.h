@@ -49,8 +49,9 @@ void scores(const uint8_t* keys, const uint32_t* q, int width, float scale, floa
         for (int b = 0; b < B; ++b) store(rows + i * stride + b * LANES, acc[i][b] * scale);
 }
 
-// How many queries are taken together: q lies transposed in groups of these sizes.
-INLINE int together(int left) { return left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1; }
+// How many queries are taken together: q lies transposed in groups of these sizes. Their sums are to fit the registers.
+constexpr bool MANY_REGISTERS = REGISTER == 64;
+INLINE int together(int left) { return left >= 12 && MANY_REGISTERS ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1; }
 
 template <class T, int M, int B>
 void block_scores(const uint8_t* keys, int blocks, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
@@ -64,8 +65,8 @@ template <class T>
 void all_scores(const uint8_t* keys, int blocks, const uint32_t* q, int count, int width, float scale, float* rows, size_t stride) {
     for (int m; count > 0; q += m * width / Kept<T>::PAIR * Kept<T>::WORDS, rows += m * stride, count -= m) {
         m = together(count);
-        constexpr int MORE = Kept<T>::quantised ? 1 : 2;  // blocks at once, as registers allow
-        auto run = m == 12 ? block_scores<T, 12, MORE> : m == 6 ? block_scores<T, 6, MORE> : m == 3 ? block_scores<T, 3, 2 * MORE> : block_scores<T, 1, 4 * MORE>;
+        constexpr int MORE = Kept<T>::quantised || !MANY_REGISTERS ? 1 : 2;  // blocks at once, as registers allow
+        auto run = m == 12 ? block_scores<T, MANY_REGISTERS ? 12 : 1, MORE> : m == 6 ? block_scores<T, 6, MORE> : m == 3 ? block_scores<T, 3, 2 * MORE> : block_scores<T, 1, 4 * MORE>;
         run(keys, blocks, q, width, scale, rows, stride);
     }
 }
@@ -115,8 +116,8 @@ template <class T, int N>
 void mix_some(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
               size_t step, int count) {
     for (; count > 0;) {
-        int m = count >= 6 ? 6 : count >= 3 ? 3 : 1;
-        auto run = m == 6 ? mix<T, 6, N> : m == 3 ? mix<T, 3, N> : mix<T, 1, N>;
+        int m = count >= 6 && (N == 1 || MANY_REGISTERS) ? 6 : count >= 3 ? 3 : 1;
+        auto run = m == 6 ? mix<T, N == 1 || MANY_REGISTERS ? 6 : 1, N> : m == 3 ? mix<T, 3, N> : mix<T, 1, N>;
         run(values, width, first, last, weights, stride, rows, step);
         weights += m * stride, rows += m * step, count -= m;
     }
@@ -126,9 +127,10 @@ template <class T>
 void mix_all(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
              size_t step, int count) {
     if (first >= last) return;
+    constexpr int MORE = MANY_REGISTERS ? 4 : 2;
     int at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES)
-        mix_some<T, 4>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
+    for (; at + MORE * LANES <= width; at += MORE * LANES)
+        mix_some<T, MORE>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
     for (; at < width; at += LANES)
         mix_some<T, 1>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
 }

@@ -33,11 +33,11 @@ struct TileScales {
 
     // Add what a part of block `in` of these sums up to, for each of M rows, and with a block's only part its minimum.
     // `steps`: the scale of the rows' inputs, `stride` apart; `scaled_sums`: that times their sum.
-    template <int M>
-    INLINE void add(int in, int part, const vi* whole, const float* steps, const float* scaled_sums, size_t stride, vf* acc) const {
+    template <int M, class Sums>
+    INLINE void add(int in, int part, const Sums* whole, const float* steps, const float* scaled_sums, size_t stride, vf* acc) const {
         static_assert(!S::minimum || S::parts == 1);
         const vf factor = scale(in, part);
-        each<M>([&](auto i) { acc[i] = fma(to_float(whole[i]), factor * steps[i * stride], acc[i]); });
+        each<M>([&](auto i) { acc[i] = fma(to_float(total(whole[i])), factor * steps[i * stride], acc[i]); });
         if constexpr (S::minimum) {
             const vf least = minimum(in);
             each<M>([&](auto i) { acc[i] = fma(least, splat(scaled_sums[i * stride]), acc[i]); });

@@ -160,16 +160,28 @@ struct Inputs {
         }
 #else
         for (int b = 0; b < 4; ++b) {
-            vf low = load(values[b]), high = load(values[b] + LANES);
-            float peak = highest(max(max(low, -low), max(high, -high)));
-            float inverse = peak > 0.f ? 127.f / peak : 0.f;
+            const vf low = load(values[b]), high = load(values[b] + LANES);
+            const float peak = highest(max(max(low, -low), max(high, -high)));
+            const float inverse = peak > 0.f ? 127.f / peak : 0.f;
+            const vf halves[2] = {low * inverse, high * inverse};
             int32_t sums[2] = {0, 0};
-            vf halves[2] = {low * inverse, high * inverse};
+#if defined(__AVX2__) && !defined(__AVX512F__)
+            const auto words = [](vf v) __attribute__((always_inline)) {
+                return _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)v.a), _mm256_cvtps_epi32((__m256)v.b));
+            };
+            const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            const __m256i whole = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words(halves[0]), words(halves[1])), order);
+            const __m256i quads = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), whole), _mm256_set1_epi16(1));
+            int32_t found[8];
+            _mm256_storeu_si256((__m256i*)found, quads);
+            for (int i = 0; i < 8; ++i) sums[i / 4] += found[i];
+#else
             int8_t whole[BLOCK];
             for (int i = 0; i < BLOCK; ++i) {
                 whole[i] = int8_t(__builtin_rintf(halves[i / LANES][i % LANES]));
                 sums[i / LANES] += whole[i];
             }
+#endif
             keep(blocks[b], whole, peak / 127.f, sums);
         }
 #endif

@@ -22,7 +22,6 @@ namespace outpace {
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 struct q8 { uint8_t bits; };
-typedef uint8_t vb __attribute__((vector_size(16)));
 
 template <class T>
 struct Kept;
@@ -81,7 +80,7 @@ struct Kept<bf16> {
         for (int d = 0; d < width; d += LANES, to += sizeof(vu)) {
             vu mine = product_input(row, d);
             if (at % 2) mine = (mine << 16) | (load_as<vu>(to) & 0xffffu);
-            std::memcpy(to, &mine, sizeof mine);
+            store_as(to, mine);
         }
     }
     static void take_key(const uint8_t* blocks, int at, uint8_t* row, int width) {
@@ -96,7 +95,7 @@ struct Kept<bf16> {
         for (int d = 0; d < width; d += LANES) store(to + d, load((const bf16*)row + d));
     }
     static INLINE vu product_input(const uint8_t* row, int d) {
-        return __builtin_convertvector(load_as<vh>((const uint16_t*)row + d), vu);
+        return load_converted<vu>((const uint16_t*)row + d);
     }
 };
 
@@ -122,13 +121,28 @@ INLINE void widen(const uint8_t* at, vu& first, vu& second) {
     const __m512i low = table(MAGNITUDES.low, x), magnitude = table(MAGNITUDES.high, x);
     const __m512i high = _mm512_ternarylogic_epi32(magnitude, x, _mm512_set1_epi8(char(0x80)), 0xf8);  // a | (b & c)
     first = (vu)_mm512_unpacklo_epi8(low, high), second = (vu)_mm512_unpackhi_epi8(low, high);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    // The float of a magnitude has no more bits than bf16.
+    const auto pairs = [](__m256i bytes) __attribute__((always_inline)) {  // 16 bits each
+        const auto number = [](__m256i x) __attribute__((always_inline)) {
+            return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(0x7f))));
+        };
+        const __m256i signs = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x00800080)), 8);
+        const __m256i both = _mm256_or_si256(_mm256_srli_epi32(number(bytes), 16), number(_mm256_srli_epi32(bytes, 16)));
+        return (vu::Half)_mm256_or_si256(both, signs);
+    };
+    const __m256i none = _mm256_setzero_si256(), a = _mm256_loadu_si256((const __m256i*)at), b = _mm256_loadu_si256((const __m256i*)at + 1);
+    first = {pairs(_mm256_unpacklo_epi8(a, none)), pairs(_mm256_unpacklo_epi8(b, none))};
+    second = {pairs(_mm256_unpackhi_epi8(a, none)), pairs(_mm256_unpackhi_epi8(b, none))};
 #else
     const auto half = [](uint8_t b) { return uint32_t(MAGNITUDES.low[b & 127] | MAGNITUDES.high[b & 127] << 8 | (b & 128) << 8); };
+    uint32_t both[2][LANES];
     for (int i = 0; i < LANES; ++i) {
         const uint8_t* pair = at + i / 4 * 16 + i % 4 * 2;
-        first[i] = half(pair[0]) | half(pair[1]) << 16;
-        second[i] = half(pair[8]) | half(pair[9]) << 16;
+        both[0][i] = half(pair[0]) | half(pair[1]) << 16;
+        both[1][i] = half(pair[8]) | half(pair[9]) << 16;
     }
+    first = load_as<vu>(both[0]), second = load_as<vu>(both[1]);
 #endif
 }
 
@@ -161,9 +175,7 @@ struct Kept<q8> {
         const float inverse = finite && scale > 1e-37f ? 1.f / scale : 0.f;
         for (int d = 0; d < width; d += LANES) {
             const vf v = finite ? load(x + d) * inverse : splat(1.f);
-            const vu byte = (vu)__builtin_convertvector(min(max(v, -v) + 0.5f, splat(127.f)), vi) | ((vu)v >> 24 & 128u);
-            const vb bytes = __builtin_convertvector(byte, vb);
-            std::memcpy(row + d, &bytes, sizeof bytes);
+            store_bytes(row + d, (vu)truncated(min(max(v, -v) + 0.5f, splat(127.f))) | ((vu)v >> 24 & 128u));
         }
         std::memcpy(row + width, &scale, sizeof scale);
     }
@@ -206,7 +218,7 @@ struct Kept<q8> {
         turn(to, width);
     }
     static INLINE vu product_input(const uint8_t* row, int d) {
-        const vu x = __builtin_convertvector(load_as<vb>(row + d), vu);
+        const vu x = load_converted<vu>(row + d);
         return (vu)to_float((vi)(x & 127u)) >> 16 | (x & 128u) << 8;
     }
 };

@@ -19,7 +19,7 @@ class Largest {
             tops = max(x, tops);
         }
         float top = highest(tops);
-        for (; at < end; ++at) wrong[0] |= -(row[at] != row[at]), top = row[at] > top ? row[at] : top;
+        for (; at < end; ++at) wrong |= splat(-(row[at] != row[at])), top = row[at] > top ? row[at] : top;
         if (!(top > value) && !(top == value && end <= place)) return;
         for (at = begin; at < end && row[at] != top; ++at) {}
         if (at < end) value = top, place = at;

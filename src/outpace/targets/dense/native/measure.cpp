@@ -38,23 +38,31 @@ double together(int threads, Do&& run) {
     return last - first;
 }
 
-constexpr int CHAINS = 12;  // independent sums: more than a product takes cycles
+constexpr int CHAINS = REGISTER == 64 ? 12 : 5;  // independent sums: in more registers than a product takes cycles
 
-template <class V, class Step>
-double rate(int threads, double work, Step&& step) {
+template <class V, class Start, class Step>
+double rate(int threads, double work, Start&& start, Step&& step) {
     constexpr int64_t STEPS = 1500000;
-    volatile uint32_t unknown = 0;  // so that the compiler computes what it is told to
-    vu operands[2] = {vu{} + unknown, vu{} + unknown};
+    // What the compiler does not know, in each lane, so that it computes what it is told to.
+    volatile uint32_t unknown[LANES] = {};
+    uint32_t lanes[LANES];
+    for (int i = 0; i < LANES; ++i) lanes[i] = unknown[i];
+    const vu nothing = load_as<vu>(lanes);
+    vu operands[2] = {nothing, nothing};
     double seconds = together(threads, [&](int) {
         V sums[CHAINS];
-        for (int c = 0; c < CHAINS; ++c) sums[c] = (V)(vu{} + (unknown + c));
-        for (int64_t i = 0; i < STEPS; ++i) {
-            const vu w = operands[i & 1];
+        for (int c = 0; c < CHAINS; ++c) sums[c] = start(nothing, c);
+        for (int64_t i = 0; i < STEPS; i += 8)
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) {
+                const vu w = operands[j & 1];
 #pragma GCC unroll 12
-            for (int c = 0; c < CHAINS; ++c) sums[c] = step(sums[c], w, uint32_t(i));
-        }
-        volatile float kept = 0;
-        for (int c = 0; c < CHAINS; ++c) kept = kept + float(sums[c][0]);
+                for (int c = 0; c < CHAINS; ++c) step(sums[c], w, uint32_t(i), j);
+            }
+        volatile uint8_t kept[sizeof sums];
+        uint8_t bytes[sizeof sums];
+        std::memcpy(bytes, sums, sizeof sums);
+        for (size_t i = 0; i < sizeof sums; ++i) kept[i] = bytes[i];
     });
     return work * CHAINS * double(STEPS) * threads / seconds;
 }
@@ -107,12 +115,18 @@ double outpace_read_rate(int threads, int64_t bytes) {
 // Operations a second (two for each multiplication) of products in float32 (0), bfloat16 (1) or 8 bits (2), by the
 // fastest instructions that the kernels use here.
 double outpace_product_rate(int threads, int kind) {
+    const auto floats = [](vu nothing, int c) { return (vf)(nothing + uint32_t(c)); };
+    const auto bytes = [](vu nothing, int c) {
+        Dots<4> sum;
+        begin(sum, int32_t(c), 1);
+        return sum;
+    };
     double best = 0;
     for (int repeat = 0; repeat < 3; ++repeat)
         best = std::max(
-            best, kind == 0   ? rate<vf>(threads, 32, [](vf a, vu w, uint32_t) { return fma((vf)w, (vf)w, a); })
-                  : kind == 1 ? rate<vf>(threads, 32 * (PAIRED + 1), [](vf a, vu w, uint32_t x) { return product<PAIRED>(a, w, x); })
-                              : rate<vi>(threads, 128, [](vi a, vu w, uint32_t x) { return dot(a, w, int32_t(x)); }));
+            best, kind == 0   ? rate<vf>(threads, 32, floats, [](vf& a, vu w, uint32_t, int) { a = fma((vf)w, (vf)w, a); })
+                  : kind == 1 ? rate<vf>(threads, 32 * (PAIRED + 1), floats, [](vf& a, vu w, uint32_t x, int) { a = product<PAIRED>(a, w, x); })
+                              : rate<Dots<4>>(threads, 128, bytes, [](Dots<4>& a, vu w, uint32_t x, int j) { add(a, w, int32_t(x), j); }));
     if (kind == 1 && tiles::usable())
         for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, tile_rate(threads));
     return best;

@@ -92,7 +92,7 @@ void product_bf16(const Linear& w, const Inputs& x, const Outputs& out, const Ah
         for (int h = 0; h < HALVES; ++h) {
             vu column[N];
             for (int j = 0; j < N; ++j) column[j] = half(load_as<vu>(weights[j] + k * LANES * 2), h);
-            for (int i = 0; i < M; ++i) {
+                for (int i = 0; i < M; ++i) {
                 uint32_t word;
                 std::memcpy(&word, values + (size_t(i) * x.depth + k) * 2 * HALVES + h * 4, 4);
                 for (int j = 0; j < N; ++j) acc[j][i] = product<PAIRED>(acc[j][i], column[j], word);
@@ -118,17 +118,19 @@ void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, con
     for (int b = 0; b < blocks; ++b) {
         ahead.fetch(b * B::block, B::block);
         for (int part = 0; part < B::parts; ++part) {
-            vi whole[N][M];
+            Dots<B::bits> whole[N][M];
+            UNROLLED
             for (int i = 0; i < M; ++i) {
-                int32_t from = 0;
+                int32_t sum = 0;
                 if constexpr (!B::minimum) {
                     const int32_t* both = sums + (size_t(i) * stride + b) * 2;
-                    from = -B::zero * (B::parts == 2 ? both[part] : both[0] + both[1]);
+                    sum = B::parts == 2 ? both[part] : both[0] + both[1];
                 }
-                for (int j = 0; j < N; ++j) whole[j][i] = splat(from);
+                for (int j = 0; j < N; ++j) begin(whole[j][i], sum, B::minimum ? 0 : B::zero);
             }
             const int8_t* bytes = values + b * BLOCK + part * QUADS * 4;
             if constexpr (B::bits == 4) {
+                UNROLLED
                 for (int quad = 0; quad < QUADS; quad += 2) {  // two quads share a register: low and high nibbles
                     vu low[N], high[N];
                     for (int j = 0; j < N; ++j) {
@@ -136,23 +138,26 @@ void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, con
                         low[j] = raw & 0x0f0f0f0fu;
                         high[j] = (raw >> 4) & 0x0f0f0f0fu;
                     }
+                    UNROLLED
                     for (int i = 0; i < M; ++i) {
                         int32_t x0, x1;
                         std::memcpy(&x0, bytes + size_t(i) * x.depth + quad * 4, 4);
                         std::memcpy(&x1, bytes + size_t(i) * x.depth + quad * 4 + 4, 4);
-                        for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], low[j], x0);
-                        for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], high[j], x1);
+                        for (int j = 0; j < N; ++j) add(whole[j][i], low[j], x0, quad);
+                        for (int j = 0; j < N; ++j) add(whole[j][i], high[j], x1, quad + 1);
                     }
                 }
             } else {
+                UNROLLED
                 for (int quad = 0; quad < QUADS; ++quad) {
                     vu column[N];
                     for (int j = 0; j < N; ++j)
                         column[j] = load_as<vu>(payload[j] + b * B::payload + (part * QUADS + quad) * 64);
+                    UNROLLED
                     for (int i = 0; i < M; ++i) {
                         int32_t x0;
                         std::memcpy(&x0, bytes + size_t(i) * x.depth + quad * 4, 4);
-                        for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], column[j], x0);
+                        for (int j = 0; j < N; ++j) add(whole[j][i], column[j], x0, quad);
                     }
                 }
             }

@@ -1,42 +1,30 @@
-// Sixteen lanes of float or int32, on whatever the compiler was told the machine has.
+// What the kernels do with sixteen lanes: sums, half precision, the products that decide the speed, elementary functions.
 //
-// Written with the compiler's vector extensions, so that one source serves AVX-512, AVX2, NEON and plain C; the few
-// operations that decide the speed name their instruction where there is one. Nothing here reorders a sum.
+// One source serves AVX-512, AVX2, NEON and plain C; the few operations that decide the speed name their instruction where
+// there is one. Nothing here reorders a sum.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
-#define INLINE inline __attribute__((always_inline))
+#include "registers.h"
 
 namespace outpace {
 
-constexpr int LANES = 16;
-
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 
 struct bf16 { uint16_t bits; };
 struct fp16 { uint16_t bits; };
 
-template <class V, class T> INLINE V load_as(const T* at) { V v; std::memcpy(&v, at, sizeof v); return v; }
-INLINE vf load(const float* at) { return load_as<vf>(at); }
-INLINE void store(float* at, vf v) { std::memcpy(at, &v, sizeof v); }
-INLINE vf splat(float x) { return x - vf{}; }  // not 0 + x, which is another number for -0
-INLINE vi splat(int32_t x) { return vi{} + x; }
-
 INLINE vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
+#elif defined(__FMA__)
+    return {_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)};
+#elif defined(__ARM_FEATURE_FMA)
+    const auto quarter = [](auto a, auto b, auto c) { return (decltype(c))vfmaq_f32(c, a, b); };
+    return {{quarter(a.a.a, b.a.a, c.a.a), quarter(a.a.b, b.a.b, c.a.b)}, {quarter(a.b.a, b.b.a, c.b.a), quarter(a.b.b, b.b.b, c.b.b)}};
 #else
     return a * b + c;  // contraction is off: the same two roundings everywhere
 #endif
@@ -50,28 +38,42 @@ INLINE float fma(float a, float b, float c) {
 #endif
 }
 
-INLINE vf max(vf a, vf b) { return a > b ? a : b; }
-INLINE vf min(vf a, vf b) { return a < b ? a : b; }
-INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+#if !defined(__AVX512F__)
+// All lanes joined to one, half with half: what is left of them lies in the first lanes.
+template <class V, class Join>
+INLINE float joined(V v, Join join) {
+    if constexpr (HALVED<V>) {
+        return joined(join(v.a, v.b), join);
+    } else {
+#if defined(__AVX__)
+        const __m128 two = join(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        const __m128 one = join(two, _mm_movehl_ps(two, two));
+        return join(one, _mm_shuffle_ps(one, one, 1))[0];
+#else
+        typedef float pair __attribute__((vector_size(8)));
+        const pair two = join(pair{v[0], v[1]}, pair{v[2], v[3]});
+        return join(pair{two[0], 0.f}, pair{two[1], 0.f})[0];
+#endif
+    }
+}
+#endif
 
 // By halves: the same sum however the lanes are rotated, which attention relies on (a window that begins elsewhere
 // puts the same weights on other lanes).
 INLINE float sum(vf v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);
+#else
+    return joined(v, [](auto a, auto b) { return a + b; });
 #endif
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] += v[i + half];
-    return v[0];
 }
 
 INLINE float highest(vf v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
+#else
+    return joined(v, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-    return v[0];
 }
 
 // Bring a cache line near: it will be read soon, after what is being computed.
@@ -144,17 +146,19 @@ INLINE vf load(const bf16* at) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
     return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 #else
-    return (vf)(__builtin_convertvector(load_as<vh>(at), vu) << 16);
+    return (vf)(load_converted<vu>((const uint16_t*)at) << 16);
 #endif
 }
 
 INLINE vf load(const fp16* at) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__F16C__)
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + 1))};
 #else
-    vf v;
+    float v[LANES];
     for (int i = 0; i < LANES; ++i) v[i] = widen(at[i]);
-    return v;
+    return load(v);
 #endif
 }
 
@@ -163,9 +167,7 @@ INLINE vf load(const uint8_t* at) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)));
 #else
-    vf v;
-    for (int i = 0; i < LANES; ++i) v[i] = float(at[i]);
-    return v;
+    return to_float(load_converted<vi>(at));
 #endif
 }
 
@@ -173,16 +175,27 @@ INLINE vf load(const int8_t* at) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
 #else
-    vf v;
-    for (int i = 0; i < LANES; ++i) v[i] = float(at[i]);
-    return v;
+    return to_float(load_converted<vi>(at));
 #endif
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Lanes below 65,536 as 16 bits.
+INLINE void store_low_halves(uint16_t* at, vu v) {
+    const __m256i packed = _mm256_packus_epi32((__m256i)v.a, (__m256i)v.b);
+    _mm256_storeu_si256((__m256i*)at, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+#endif
 
 INLINE void store(bf16* at, vf v) {
 #if defined(__AVX512BF16__)
     __m256bh half = _mm512_cvtneps_pbh((__m512)v);
     std::memcpy(at, &half, sizeof half);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    // As narrow_bf16, in all lanes.
+    const vu bits = (vu)v, rounded = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
+    const vu kept = select((vi)(bits & 0x7fffffffu) > splat(0x7f800000), (bits >> 16) | 0x40u, rounded);
+    store_low_halves((uint16_t*)at, kept);
 #else
     for (int i = 0; i < LANES; ++i) at[i] = narrow_bf16(v[i]);
 #endif
@@ -219,12 +232,76 @@ INLINE vf product(vf acc, vu w, uint32_t word) {
 INLINE vi dot(vi acc, vu w, int32_t quad) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    const __m256i x = _mm256_set1_epi32(quad);
+    return {(vi::Half)_mm256_dpbusd_avx_epi32((__m256i)acc.a, (__m256i)w.a, x), (vi::Half)_mm256_dpbusd_avx_epi32((__m256i)acc.b, (__m256i)w.b, x)};
 #else
     for (int j = 0; j < 4; ++j)
-        acc += (vi)((w >> (8 * j)) & 0xff) * int32_t(int8_t(uint32_t(quad) >> (8 * j)));
+        acc += (vi)((w >> (8 * j)) & 0xffu) * int32_t(int8_t(uint32_t(quad) >> (8 * j)));
     return acc;
 #endif
 }
+
+// A sum of many such products, of bytes of w below 2^Bits and bytes of x from -127 to 127, less `zero` times the sum of x:
+//     begin(sum, sum of x, zero); add(sum, w, quad, index) with index 0, 1, ..., an even number of times; total(sum)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+
+// Keeps the compiler from adding whole numbers in an order of its own, for which all of them would lie in memory first.
+template <class V> INLINE void now(V& sum) { __asm__("" : "+x"(sum)); }
+
+// Bytes are multiplied and added by pairs in 16 bits, which hold a few of these sums; then these are widened.
+template <int Bits>
+struct Dots {
+    static constexpr int EACH = 32767 / (2 * 127 * ((1 << Bits) - 1)) & -2;  // products that 16 bits hold: 8, 4, 2
+    typedef int16_t words __attribute__((vector_size(32)));
+    vi sum;
+    words a, b;
+
+    friend INLINE void begin(Dots& to, int32_t x, int zero) { to.sum = splat(-zero * x), to.a = to.b = words{}; }
+    friend INLINE void add(Dots& to, vu w, int32_t quad, int index) {
+        const __m256i x = _mm256_set1_epi32(quad);
+        to.a += (words)_mm256_maddubs_epi16((__m256i)w.a, x), to.b += (words)_mm256_maddubs_epi16((__m256i)w.b, x);
+        now(to.a), now(to.b);
+        if (index % EACH == EACH - 1) to.widen();
+    }
+    friend INLINE vi total(const Dots& of) { return of.sum; }
+
+   private:
+    INLINE void widen() {
+        const __m256i ones = _mm256_set1_epi16(1);
+        sum.a += (vi::Half)_mm256_madd_epi16((__m256i)a, ones), sum.b += (vi::Half)_mm256_madd_epi16((__m256i)b, ones);
+        a = b = words{};
+    }
+};
+
+// Of whole bytes 16 bits do not hold a single sum: these are taken around 128, and x has the sign that they have there.
+template <>
+struct Dots<8> {
+    vi sum;
+
+    friend INLINE void begin(Dots& to, int32_t x, int zero) { to.sum = splat((128 - zero) * x); }
+    friend INLINE void add(Dots& to, vu w, int32_t quad, int) {
+        const __m256i x = _mm256_set1_epi32(quad);
+        const auto half = [&](__m256i w, vi::Half& sum) __attribute__((always_inline)) {
+            const __m256i around = _mm256_xor_si256(w, _mm256_set1_epi8(char(0x80)));
+            const __m256i both = _mm256_maddubs_epi16(_mm256_abs_epi8(around), _mm256_sign_epi8(x, around));
+            sum += (vi::Half)_mm256_madd_epi16(both, _mm256_set1_epi16(1));
+            now(sum);
+        };
+        half((__m256i)w.a, to.sum.a), half((__m256i)w.b, to.sum.b);
+    }
+    friend INLINE vi total(const Dots& of) { return of.sum; }
+};
+
+#else
+
+template <int Bits> using Dots = vi;
+
+INLINE void begin(vi& sum, int32_t x, int zero) { sum = splat(-zero * x); }
+INLINE void add(vi& sum, vu w, int32_t quad, int) { sum = dot(sum, w, quad); }
+INLINE vi total(vi sum) { return sum; }
+
+#endif
 
 // --- elementary functions ---------------------------------------------------------------------------------------
 
@@ -232,7 +309,7 @@ INLINE vi dot(vi acc, vu w, int32_t quad) {
 INLINE vf exp(vf x) {
     vf clamped = min(max(x, splat(-87.33f)), splat(88.37f));
     vf scaled = clamped * 1.44269504088896341f;
-    vi whole = __builtin_convertvector(scaled + (scaled < 0.f ? splat(-0.5f) : splat(0.5f)), vi);
+    vi whole = truncated(scaled + select(scaled < 0.f, splat(-0.5f), splat(0.5f)));
     vf n = to_float(whole);
     vf r = fma(n, splat(-0.693359375f), clamped);
     r = fma(n, splat(2.12194440e-4f), r);
@@ -244,7 +321,7 @@ INLINE vf exp(vf x) {
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + 1.f;
     vf value = p * (vf)((whole + 127) << 23);
-    return x < -87.33f ? vf{} : value;
+    return select(x < -87.33f, vf{}, value);
 }
 
 // 2^x of x <= 126 to about one unit in the last place; exactly 1 at 0, and 0 far below (of minus infinity too).
@@ -254,7 +331,7 @@ INLINE vf exp2(vf x) {
     vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     x = max(x, splat(-127.f));
-    vi whole = __builtin_convertvector(x + (x < 0.f ? splat(-0.5f) : splat(0.5f)), vi);
+    vi whole = truncated(x + select(x < 0.f, splat(-0.5f), splat(0.5f)));
     vf n = to_float(whole);
 #endif
     vf r = x - n;

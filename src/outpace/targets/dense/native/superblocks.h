@@ -45,26 +45,28 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
             const size_t at = s * S::body + S::head + in * S::block;
             ahead.fetch(at, S::block);
             for (int part = 0; part < S::parts; ++part) {
-                vi whole[N][M];
+                Dots<S::bits> whole[N][M];
+                UNROLLED
                 for (int i = 0; i < M; ++i) {
-                    int32_t from = 0;
+                    int32_t sum = 0;
                     if constexpr (!S::minimum) {
                         const int32_t* both = sums + (size_t(i) * stride + b) * 2;
-                        from = -S::zero * (S::parts == 2 ? both[part] : both[0] + both[1]);
+                        sum = S::parts == 2 ? both[part] : both[0] + both[1];
                     }
-                    for (int j = 0; j < N; ++j) whole[j][i] = splat(from);
+                    for (int j = 0; j < N; ++j) begin(whole[j][i], sum, S::minimum ? 0 : S::zero);
                 }
                 const int8_t* bytes = values + b * BLOCK + part * QUADS * 4;
 #pragma GCC unroll 4
                 for (int quad = 0; quad < QUADS; quad += 2) {
                     vu first[N], second[N];
                     for (int j = 0; j < N; ++j) two_quads<S>(body[j] + at, part * QUADS + quad, first[j], second[j]);
+                    UNROLLED
                     for (int i = 0; i < M; ++i) {
                         int32_t x0, x1;
                         std::memcpy(&x0, bytes + size_t(i) * x.depth + quad * 4, 4);
                         std::memcpy(&x1, bytes + size_t(i) * x.depth + quad * 4 + 4, 4);
-                        for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], first[j], x0);
-                        for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], second[j], x1);
+                        for (int j = 0; j < N; ++j) add(whole[j][i], first[j], x0, quad);
+                        for (int j = 0; j < N; ++j) add(whole[j][i], second[j], x1, quad + 1);
                     }
                 }
                 for (int j = 0; j < N; ++j)

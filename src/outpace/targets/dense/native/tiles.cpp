@@ -126,16 +126,17 @@ void clear_behind(int tile) {
 // Denormal numbers as zero, of operands and results.
 vf flushed(vf v) {
     vf size = max(v, -v);
-    return size < FLT_MIN ? (vf)((vu)v & 0x80000000u) : v;
+    return select(size < FLT_MIN, (vf)((vu)v & 0x80000000u), v);
 }
 
 // As FMA instructions compute it, on processors without them too.
 vf fused(vf a, vf b, vf c) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
     return fma(a, b, c);
 #else
-    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
+    float sums[LANES];
+    for (int i = 0; i < LANES; ++i) sums[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return outpace::load(sums);
 #endif
 }
 
@@ -188,7 +189,7 @@ void dot_bf16(int c, int a, int b) {
         }
         vf sums = flushed(load_as<vf>(state.data[c][m]));
         sums = flushed(sums + flushed(even + odd));
-        std::memcpy(state.data[c][m], &sums, sizeof sums);
+        store_as(state.data[c][m], sums);
     }
     clear_behind(c);
 }

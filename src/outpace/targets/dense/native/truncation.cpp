@@ -47,6 +47,9 @@ struct Truncation {
                 uint32_t in = 0;
 #if defined(__AVX512F__)
                 in = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GE_OQ);
+#elif defined(__AVX__)
+                const vi above = x >= least;
+                in = _mm256_movemask_ps((__m256)above.a) | _mm256_movemask_ps((__m256)above.b) << 8;
 #else
                 for (int lane = 0; lane < LANES; ++lane) in |= uint32_t(x[lane] >= least) << lane;
 #endif

@@ -17,9 +17,6 @@ namespace outpace::sampling {
 constexpr int64_t SPAN = 512;  // tokens whose weights are summed together
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
-typedef float vf8 __attribute__((vector_size(32)));
-typedef double vd8 __attribute__((vector_size(64)));
-
 inline int64_t whole(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 INLINE vf load_padded(const float* row, int64_t at, int64_t size, float padding) {
@@ -122,10 +119,9 @@ struct Sum {
         low += (vd8)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
         high += (vd8)_mm512_cvtps_pd((__m256)_mm512_extractf64x4_pd((__m512d)x, 1));
 #else
-        vf8 halves[2];
-        std::memcpy(halves, &x, sizeof x);
-        low += __builtin_convertvector(halves[0], vd8);
-        high += __builtin_convertvector(halves[1], vd8);
+        float lanes[LANES];
+        store(lanes, x);
+        add_stored(lanes);
 #endif
     }
 
@@ -135,7 +131,7 @@ struct Sum {
         low += (vd8)_mm512_cvtps_pd(_mm256_loadu_ps(x));
         high += (vd8)_mm512_cvtps_pd(_mm256_loadu_ps(x + 8));
 #else
-        add(load(x));
+        low += load_converted<vd8>(x), high += load_converted<vd8>(x + LANES / 2);
 #endif
     }
 
