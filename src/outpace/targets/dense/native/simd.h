@@ -243,7 +243,7 @@ INLINE vi dot(vi acc, vu w, int32_t quad) {
 }
 
 // A sum of many such products, of bytes of w below 2^Bits and bytes of x from -127 to 127, less `zero` times the sum of x:
-//     begin(sum, sum of x, zero); add(sum, w, quad, index) with index 0, 1, ..., an even number of times; total(sum)
+//     begin(sum, sum of x, zero); add(sum, w, quad, index), index counting the quads of a block or of half a Q6_K block; total(sum)
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 
 // Keeps the compiler from adding whole numbers in an order of its own, for which all of them would lie in memory first.
