@@ -198,7 +198,7 @@ const char* outpace_features() {
         "neon "
 #endif
         ) + (PAIRED ? "bf16-dot " : "") +
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
         "int8-dot " +
 #endif
         (tiles::usable() ? "tiles" : "");

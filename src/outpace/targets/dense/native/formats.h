@@ -57,7 +57,7 @@ template <> struct Quantised<Q4K> : SuperBlocks<0, true, 256, 32> {};
 template <> struct Quantised<Q5K> : SuperBlocks<1, true, 256, 32> {};
 template <> struct Quantised<Q6K> : SuperBlocks<2, false, 256, 16> {};
 
-inline bool quantised(Format format) { return format >= Q8; }
+constexpr bool quantised(Format format) { return format >= Q8; }
 
 // Memory for weights: large pages where the system gives them, so that reading never waits for a page's address.
 void* reserve(size_t bytes);

@@ -7,9 +7,28 @@ namespace outpace {
 
 using Product = void (*)(const Linear&, const Inputs&, const Outputs&, const Ahead&, int tile, int row);
 
-// The product for `format` over m <= most_rows(format, n) rows and n tiles (1, 2 or 4).
+// How many rows a product with N tiles takes at most: as many as the registers hold sums of.
 constexpr int MOST_ROWS = 6;
-inline int most_rows(Format format, int n) { return format == BF16 && n == 2 ? 2 * MOST_ROWS : MOST_ROWS; }
+constexpr int most_rows(Format format, int n) {
+    if (REGISTER < 64) return n == 1 ? MOST_ROWS : n == 2 && !quantised(format) ? 2 : 1;
+    return format == BF16 && n == 2 ? 2 * MOST_ROWS : quantised(format) && n == 4 ? 1 : MOST_ROWS;
+}
+
+template <class Of, int... M>
+Product of_rows(int m, std::integer_sequence<int, M...>) {
+    constexpr Product table[] = {Of::template rows<M + 1>()...};
+    return table[m - 1];
+}
+
+// `Of<F, N>::rows<M>()` is the product of M rows with N tiles.
+template <template <Format, int> class Of, Format F>
+Product of_tiles(int m, int n) {
+    if (n == 4) return of_rows<Of<F, 4>>(m, std::make_integer_sequence<int, most_rows(F, 4)>{});
+    if (n == 2) return of_rows<Of<F, 2>>(m, std::make_integer_sequence<int, most_rows(F, 2)>{});
+    return of_rows<Of<F, 1>>(m, std::make_integer_sequence<int, most_rows(F, 1)>{});
+}
+
+// The product for `format` over m <= most_rows(format, n) rows and n tiles (1, 2 or 4).
 Product product(Format format, int m, int n);
 Product product_of_superblocks(Format format, int m, int n);
 
@@ -38,8 +57,8 @@ inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int r
     // Wide formats keep more tiles going at a time than quantised ones, which need registers for the whole numbers too.
     // Of bf16 many rows share what two tiles take to widen.
     const bool two = quantised(w.format) ? rows > 1 : w.format == BF16 && !PAIRED && rows > MOST_ROWS;
-    // Registers of 32 bytes are half as many, too: a tile's sums of six rows take twelve of sixteen.
-    const int narrow = rows == 1 ? 4 : rows == 2 && !quantised(w.format) ? 2 : 1;
+    int narrow = 4;  // tiles at a time where registers are few
+    while (narrow > 1 && rows > most_rows(w.format, narrow)) narrow /= 2;
     const bool pairs = REGISTER < 64 && narrow == 1 && out.activation != NONE;
     for (int tile = first; tile < last;) {
         int n = std::min(REGISTER == 64 ? (two ? 2 : 4) : pairs ? 2 : narrow, last - tile);

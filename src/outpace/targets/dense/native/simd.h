@@ -293,6 +293,23 @@ struct Dots<8> {
     friend INLINE vi total(const Dots& of) { return of.sum; }
 };
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+// The instruction multiplies signed bytes: whole ones are taken around 128.
+template <int Bits>
+struct Dots {
+    vi sum;
+
+    friend INLINE void begin(Dots& to, int32_t x, int zero) { to.sum = splat(((Bits == 8 ? 128 : 0) - zero) * x); }
+    friend INLINE void add(Dots& to, vu w, int32_t quad, int) {
+        if constexpr (Bits == 8) w = w ^ 0x80808080u;
+        const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(quad));
+        const auto quarter = [&](auto& sum, auto w) { sum = (std::decay_t<decltype(sum)>)vdotq_s32((int32x4_t)sum, (int8x16_t)w, x); };
+        quarter(to.sum.a.a, w.a.a), quarter(to.sum.a.b, w.a.b), quarter(to.sum.b.a, w.b.a), quarter(to.sum.b.b, w.b.b);
+    }
+    friend INLINE vi total(const Dots& of) { return of.sum; }
+};
+
 #else
 
 template <int Bits> using Dots = vi;
