@@ -25,6 +25,7 @@ from outpace.heads import checkpoint
 from outpace.heads.base import Batch, Head, Teacher, teacher_of
 from outpace.heads.kinds import find_kind, plan
 from outpace.model import Model
+from outpace.models.placement import training_dtype
 from outpace.training.dataset import Conversations, Dataset
 from outpace.training.on_policy import with_on_policy
 from outpace.training.schedule import Schedule
@@ -110,7 +111,7 @@ def graphs(model: Model, shards: Shards, batches: int = 4) -> None:
 
 
 def _on_cpu(batch: Batch) -> Batch:
-    return batch.to(torch.device("cpu"))
+    return batch.to(torch.device("cpu"), training_dtype(torch.device("cpu")))
 
 
 def main() -> None:

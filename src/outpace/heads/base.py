@@ -24,6 +24,7 @@ from outpace.heads.blocks import shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, shapes
 from outpace.heads.losses import TeacherTargets
+from outpace.models.placement import training_dtype
 from outpace.targets.base import Target
 
 
@@ -66,7 +67,7 @@ class Batch:
         starts = range(0, self.tokens.numel(), self.tokens.shape[1]) if self.lengths is None else _sums(sizes)
         return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Batch:
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """The same on ``device``, its states as ``dtype``."""
         return replace(
             self,
@@ -237,9 +238,10 @@ def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
         found = target.final_norm(states.flatten(0, -2).to(home))
         return found.to(states.device, copy=True).view(states.shape)
 
+    dtype = training_dtype(device)
     return Teacher(
-        embedding=embedding.to(device, torch.bfloat16),
-        rows=target.lm_head_rows(d2t).clone().to(device, torch.bfloat16),
+        embedding=embedding.to(device, dtype),
+        rows=target.lm_head_rows(d2t).clone().to(device, dtype),
         norm=norm,
         final=target.num_layers,
     )

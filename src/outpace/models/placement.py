@@ -122,6 +122,13 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         raise BadInput(f"{device} does not compute in {dtype_name(dtype)} ({one_line(error)}); use float32") from error
 
 
+def training_dtype(device: torch.device) -> torch.dtype:
+    """What heads are multiplied in while they are trained: bfloat16, or float32 on processors that are slow in it."""
+    import torch
+
+    return torch.float32 if device.type == "cpu" and not fast_bfloat16() else torch.bfloat16
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -280,7 +280,9 @@ def _chains(head: ReuseDrafter, answer: KnownAnswer, layers: Seq[int], embedding
     count = next(iter(states.values())).shape[1]
     tokens = torch.tensor([*answer.prompt, *answer.tokens])[:count]
     mine = torch.arange(count) >= len(answer.prompt)
-    batch = Batch(tokens[None], states, torch.ones(1, count, dtype=torch.bool), mine[None]).to(embedding.device)
+    batch = Batch(tokens[None], states, torch.ones(1, count, dtype=torch.bool), mine[None]).to(
+        embedding.device, embedding.dtype
+    )
     d2t, found = head.draft_vocabulary.d2t, np.zeros((4, steps))
     with torch.no_grad():
         run = head.unrolling(batch, embedding)

@@ -7,12 +7,13 @@ Muon (Jordan et al. 2024) orthogonalises the updates of matrices and needs about
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outpace.models.placement import training_dtype
 from outpace.training.processes import Processes
 
 ALONE = Processes()
@@ -56,7 +57,8 @@ class Optimiser:
             large, small = [], [*large, *small]
         self.parts: list[torch.optim.Optimizer] = []
         if large:
-            self.parts.append(torch.optim.Muon(large, lr=matrix_rate, weight_decay=0.01, momentum=0.95))
+            muon = _muon(training_dtype(large[0].device))
+            self.parts.append(muon(large, lr=matrix_rate, weight_decay=0.01, momentum=0.95))
         if small:
             self.parts.append(torch.optim.AdamW(small, lr=vector_rate, betas=(0.9, 0.98), weight_decay=0.0))
         self._rates = [group["lr"] for one in self.parts for group in one.param_groups]
@@ -115,6 +117,15 @@ class Optimiser:
             copy.copy_(value)
         for one, kept in zip(self.parts, state, strict=True):
             one.load_state_dict(kept)
+
+
+def _muon(dtype: torch.dtype) -> Callable[..., torch.optim.Optimizer]:
+    """Muon with products in ``dtype``."""
+    if dtype == torch.bfloat16:
+        return torch.optim.Muon
+    from outpace.training.muon import Muon32  # cannot be imported where torch has no Muon
+
+    return Muon32
 
 
 def _average(copies: Sequence[Tensor], finite: bool, processes: Processes) -> bool:

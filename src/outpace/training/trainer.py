@@ -1,6 +1,7 @@
 """The trainer: one loop for every kind of head, on the CPU or a GPU, that can be stopped and resumed at any moment.
 
-Weights are trained in float32 and multiplied in bfloat16 (:mod:`outpace.training.optimiser`). The state of a run lies
+Weights are trained in float32 and multiplied in bfloat16 (:mod:`outpace.training.optimiser`), or in float32 on
+processors that are slow in bfloat16. The state of a run lies
 beside the head in ``trainer.pt``: weights, optimiser, position in the data, best weights so far, and the head's draft
 vocabulary. A second run with the same folder goes on from it, at the next batch. A step whose loss or gradients are not
 finite changes nothing.
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
+from outpace.models.placement import training_dtype
 from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
 from outpace.training.mean_losses import mean_losses, seeded
@@ -71,7 +73,8 @@ class Trainer:
         rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
         kind = ShardedOptimiser if schedule.shard and processes.count > 1 else Optimiser
         self.optimiser = kind(list(trained.values()), matrices, others, rate, schedule.vector_rate, processes)
-        self.head.to(torch.bfloat16)
+        self.dtype = training_dtype(device)
+        self.head.to(self.dtype)
         self._answers = data.answer_tokens()
         self._total = max(1.0, schedule.epochs * self._answers)
         self._vain = 0
@@ -204,7 +207,7 @@ class Trainer:
         return seeded(self.schedule.seed, number, self.device)
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
-        return self.head.losses(batch.to(self.device), self.teacher)
+        return self.head.losses(batch.to(self.device, self.dtype), self.teacher)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, weight) for name, weight in self.head.named_parameters() if weight.requires_grad]
