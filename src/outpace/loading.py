@@ -67,11 +67,11 @@ def load(
 
     began = time.perf_counter()
     where = choose_device(device)
-    precision = choose_dtype(dtype, where)
-    quantised = str(dtype) if dtype in QUANTISED else None
     fast = where.type == "cpu" and target == "auto"
     if dtype is None and source.kind == "gguf" and fast and _in_blocks(source.path):
-        quantised = "int4"  # the file as it is: the exact weights, and the quickest
+        dtype = "int4"  # the file as it is: the exact weights, and the quickest
+    precision = choose_dtype(dtype, where)
+    quantised = str(dtype) if dtype in QUANTISED else None
     check_kv_dtype(kv_dtype, quantised or ("" if dtype == "auto" else dtype_name(precision)), where)
     label, as_stored = os.fspath(name), dtype == "auto" and source.kind != "gguf"
     model = None

@@ -32,7 +32,7 @@ from outpace.targets.table import TableTarget
 
 
 def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> None:
-    found = advise(smollm2, load_prompts(limit=7), batches=(1, 2), minutes=0.4, max_new_tokens=24)
+    found = advise(smollm2, load_prompts(limit=7), batches=(1, 2), minutes=1.0, max_new_tokens=24)
     result = found.result
     assert set(result) >= {"recommendation", "candidates", "commands", "seconds"}
     assert set(result["recommendation"]["batch"]) == {"1", "2"}

@@ -13,6 +13,7 @@ from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.models.placement import training_dtype
 from outpace.training.processes import Processes
 from outpace.training.run_state import STATE, read_state
 from outpace.training.schedule import Schedule
@@ -127,7 +128,7 @@ def test_it_learns_and_ends_with_the_data(tmp_path: Path) -> None:
     assert [epoch for epoch, number in data.given if number == 0] == list(range(20))
     assert progress.history[-1][1] < 0.7 * before
     assert progress.figures["double"] == pytest.approx(2 * progress.figures["loss"], rel=1e-4)
-    assert guess(trainer).map.weight.dtype == torch.bfloat16
+    assert guess(trainer).map.weight.dtype == trainer.dtype == training_dtype(torch.device("cpu"))
 
 
 class Stop(BaseException):
@@ -324,7 +325,7 @@ def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, mon
     assert more.progress.best == 3.5  # of the best weights, on the data that there are now
     assert all(torch.equal(kept[name], weight) for name, weight in measured[0].items())
     for (_, weight), (_, copy) in zip(more._trained(), more.optimiser.copies, strict=True):
-        assert torch.equal(weight, copy.bfloat16())  # and the run goes on from where it was
+        assert torch.equal(weight, copy.to(weight.dtype))  # and the run goes on from where it was
     given = iter([3.0, 3.1, 3.2])
     monkeypatch.setattr(more, "_held_out", lambda: {"loss": next(given)})
     assert more.run().best == 3.0
@@ -334,7 +335,7 @@ def test_nothing_held_out_leaves_the_last_weights(tmp_path: Path) -> None:
     trainer = made(tmp_path, Cycles(held=0))
     assert trainer.run().history == []
     for (_, weight), (_, copy) in zip(trainer._trained(), trainer.optimiser.copies, strict=True):
-        assert torch.equal(weight, copy.bfloat16())
+        assert torch.equal(weight, copy.to(weight.dtype))
 
 
 def test_a_full_disk_keeps_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
