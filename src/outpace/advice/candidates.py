@@ -147,12 +147,10 @@ def _head_shapes(head: Binding, method: str, *, greedy: bool) -> list[Shape]:
     if head.kind == DRAFT_LM:
         one = {"topk": 1} if greedy else {"draft": "sampled", "confidence": 0.0}
         return [Shape({**one, "max_nodes": length, "depth": length}, elsewhere, length) for length in _LENGTHS]
-    if head.kind == "medusa":  # elsewhere all of its heads draft, each the likeliest token
-        count = head.load().options.heads
-        return [Shape({"topk": 1, "max_nodes": count}, elsewhere, count)]
-    if "num_draft_tokens" in fields:
-        options = head.load().options
-        most = options.block - 1 if head.kind == "dflash" else options.heads
+    most = head.load().longest_draft
+    if most is not None and {"topk", "max_nodes"} <= set(fields):  # elsewhere all is drafted, the likeliest tokens
+        return [Shape({"topk": 1, "max_nodes": most}, elsewhere, most)]
+    if most is not None and "num_draft_tokens" in fields:
         lengths = sorted({min(length, most) for length in _LENGTHS})
         return [Shape({"num_draft_tokens": length}, elsewhere, length) for length in lengths]
     return []

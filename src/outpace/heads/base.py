@@ -162,6 +162,11 @@ class Head(nn.Module, ABC):
         return self.Options.model_validate(self.config.options)
 
     @property
+    def longest_draft(self) -> int | None:
+        """Tokens of a draft at most, for heads that draft them all in one forward; None for those that go on."""
+        return None
+
+    @property
     def on_policy_share(self) -> float:
         """Share, in [0, 1], of the training batches whose answers it samples itself; 0.0 where it cannot."""
         return 0.0

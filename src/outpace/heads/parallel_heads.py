@@ -27,6 +27,10 @@ class ParallelHeads(Head):
     matrix_rate = 0.06
     """Higher than other heads': one layer between the target's state and its LM head, which begins at zero."""
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.options.heads)
+
     @classmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
         return (layers,)

@@ -70,7 +70,7 @@ class DFlashDrafter(FromMarginals[DFlashState]):
         super().__init__(head.draft_vocabulary.d2t, topk, sampled=sampled)
         self.target = target
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers
-        self.most: int = head.options.block - 1
+        self.most = head.longest_draft
         """Draft tokens of a block."""
         factored = head.draft_vocabulary.rank > 0
         layers: Any = head.layers

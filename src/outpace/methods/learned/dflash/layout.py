@@ -69,7 +69,8 @@ class DFlashSpeculators(SpeculatorsLayout):
         }
 
     def draft_length(self, head: Head) -> int:
-        return int(head.options.block) - 1
+        assert head.longest_draft is not None
+        return head.longest_draft
 
     def options(self, files: HeadFiles, inner: Mapping[str, Any], layers: int) -> dict[str, Any]:
         config, where = files.config, files.path

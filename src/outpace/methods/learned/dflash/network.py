@@ -66,6 +66,10 @@ class DFlash(Head):
         nn.init.normal_(self.mask_embedding, std=0.02)
         initialised(self)
 
+    @property
+    def longest_draft(self) -> int:
+        return int(self.options.block) - 1
+
     @classmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003 - other kinds do
         return low_middle_high(layers)
