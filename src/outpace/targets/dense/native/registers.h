@@ -148,6 +148,11 @@ INLINE To load_converted(const T* at) {
         using Half = typename To::Half;
         constexpr int EACH = sizeof(Half) / sizeof(decltype(To{}[0]));
         return To(load_converted<Half>(at), load_converted<Half>(at + EACH));
+#if defined(__AVX2__)
+    } else if constexpr (sizeof(T) == 1) {  // which gcc takes out one by one
+        const __m128i bytes = _mm_loadl_epi64((const __m128i*)at);
+        return (To)(std::is_signed_v<T> ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#endif
     } else {
         typedef T narrow __attribute__((vector_size(sizeof(To) / sizeof(To{}[0]) * sizeof(T))));
         return __builtin_convertvector(load_as<narrow>(at), To);
