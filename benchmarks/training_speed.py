@@ -93,7 +93,7 @@ def graphs(model: Model, shards: Shards, batches: int = 4) -> None:
     from torch._dynamo.utils import counters
 
     head, teacher, data = parts(model, shards, {})
-    head.to(torch.bfloat16).train()
+    head.to(training_dtype(torch.device("cpu"))).train()
     made: list[int] = []
 
     def backend(module: Any, _: object) -> Any:

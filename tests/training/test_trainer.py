@@ -118,6 +118,24 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: copy.detach().clone() for name, (_, copy) in zip("abcdef", trainer.optimiser.copies, strict=False)}
 
 
+@pytest.mark.parametrize("fast_first", [True, False])
+def test_a_run_goes_on_on_a_processor_of_the_other_precision(
+    fast_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.models.placement.fast_bfloat16", lambda: fast_first)
+    first = made(tmp_path, epochs=1.0)
+    first.run()
+    monkeypatch.setattr("outpace.models.placement.fast_bfloat16", lambda: not fast_first)
+    second = made(tmp_path, epochs=40.0)
+    assert second.resume()
+    assert {first.dtype, second.dtype} == {torch.float32, torch.bfloat16}
+    assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
+    assert second.run().step == 40 * first.progress.step
+    assert guess(second).map.weight.dtype == second.dtype
+    assert second.progress.best < first.progress.best
+    assert all(torch.isfinite(value).all() for value in weights(second).values())
+
+
 def test_it_learns_and_ends_with_the_data(tmp_path: Path) -> None:
     data = Cycles()
     trainer = made(tmp_path, data, epochs=20.0)

@@ -147,6 +147,8 @@ def _head_shapes(head: Binding, method: str, *, greedy: bool) -> list[Shape]:
     if head.kind == DRAFT_LM:
         one = {"topk": 1} if greedy else {"draft": "sampled", "confidence": 0.0}
         return [Shape({**one, "max_nodes": length, "depth": length}, elsewhere, length) for length in _LENGTHS]
+    if not {"topk", "max_nodes"} <= set(fields) and "num_draft_tokens" not in fields:
+        return []
     most = head.load().longest_draft
     if most is not None and {"topk", "max_nodes"} <= set(fields):  # elsewhere all is drafted, the likeliest tokens
         return [Shape({"topk": 1, "max_nodes": most}, elsewhere, most)]

@@ -1,4 +1,4 @@
-"""The optimiser of a head: float32 copies of bfloat16 weights, Muon for matrices, AdamW for the rest.
+"""The optimiser of a head: float32 copies of its weights, Muon for matrices, AdamW for the rest.
 
 Muon (Jordan et al. 2024) orthogonalises the updates of matrices and needs about half the steps of AdamW at these sizes
 (LOG.md). Where torch is older than Muon, AdamW trains matrices too.
@@ -33,7 +33,7 @@ def rate_factor(share: float) -> float:
 class Optimiser:
     """Steps of ``matrices`` and ``others``, on float32 copies: bfloat16 would lose small steps to rounding.
 
-    ``weights`` are both, in the order of :attr:`copies`. To be made before the weights become bfloat16, so that the
+    ``weights`` are both, in the order of :attr:`copies`. To be made before the weights are rounded, so that the
     copies keep their precision. Rates are learning rates at their largest. ``processes``: those that make the same
     steps, along the mean of their gradients.
     """

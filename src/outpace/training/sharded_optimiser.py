@@ -2,7 +2,8 @@
 
 Each process keeps the float32 copies, gradients and moments of some of the weights alone, and steps these for all
 (ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054, stage 2; FSDP calls it SHARD_GRAD_OP). Ours: weights are dealt whole
-and not cut, because Muon makes whole matrices orthogonal. The weights themselves, 2 bytes of 16, are in every process.
+and not cut, because Muon makes whole matrices orthogonal. The weights themselves, 2 bytes of 16 (4 of
+20 where heads are multiplied in float32), are in every process.
 """
 
 from __future__ import annotations

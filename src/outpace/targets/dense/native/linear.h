@@ -42,7 +42,8 @@ constexpr size_t LONG = size_t(32) << 10;  // bytes of a tile
 inline void product_of_pair(const Linear& w, const Inputs& x, const Outputs& out, const Ahead& ahead, int tile, int row, int rows) {
     float both[2][MOST_ROWS * LANES];
     for (int j = 0; j < 2; ++j) {
-        const Outputs one{both[j] - ptrdiff_t(row + tile + j) * LANES, LANES};
+        // So that this row and tile come to lie at the beginning.
+        const Outputs one{(float*)(uintptr_t(both[j]) - size_t(row + tile + j) * LANES * sizeof(float)), LANES};
         product(w.format, rows, 1)(w, x, one, j == 0 ? ahead : Ahead{}, tile + j, row);
     }
     for (int i = 0; i < rows; ++i)

@@ -38,6 +38,26 @@ double together(int threads, Do&& run) {
     return last - first;
 }
 
+// A product that does not take its sum with it is computed once for all sums, unless the compiler cannot know its operand.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+INLINE void hide(vu&) {}
+#elif defined(__AVX512F__)
+INLINE void hide(vu& w) { __asm__ volatile("" : "+v"(w)); }
+#else
+template <class V>
+INLINE void hide(V& w) {
+    if constexpr (HALVED<V>) {
+        hide(w.a), hide(w.b);
+    } else {
+#if defined(__x86_64__)
+        __asm__ volatile("" : "+x"(w));
+#elif defined(__aarch64__)
+        __asm__ volatile("" : "+w"(w));
+#endif
+    }
+}
+#endif
+
 constexpr int CHAINS = REGISTER == 64 ? 12 : 5;  // independent sums: in more registers than a product takes cycles
 
 template <class V, class Start, class Step>
@@ -126,7 +146,7 @@ double outpace_product_rate(int threads, int kind) {
         best = std::max(
             best, kind == 0   ? rate<vf>(threads, 32, floats, [](vf& a, vu w, uint32_t, int) { a = fma((vf)w, (vf)w, a); })
                   : kind == 1 ? rate<vf>(threads, 32 * (PAIRED + 1), floats, [](vf& a, vu w, uint32_t x, int) { a = product<PAIRED>(a, w, x); })
-                              : rate<Dots<4>>(threads, 128, bytes, [](Dots<4>& a, vu w, uint32_t x, int j) { add(a, w, int32_t(x), j); }));
+                              : rate<Dots<4>>(threads, 128, bytes, [](Dots<4>& a, vu w, uint32_t x, int j) { hide(w), add(a, w, int32_t(x), j); }));
     if (kind == 1 && tiles::usable())
         for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, tile_rate(threads));
     return best;
