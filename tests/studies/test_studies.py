@@ -13,6 +13,7 @@ import pytest
 
 from cli_support import Run, refused, toy
 from outpace.bench.records import Answer
+from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
@@ -300,7 +301,9 @@ def test_accdyn_on_the_real_model(context: StudyContext) -> None:
 
 
 @pytest.mark.model
-def test_rules_on_the_real_model_judge_the_same_trees(context: StudyContext) -> None:
+def test_rules_on_the_real_model_judge_the_same_trees(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where no draft pays, too.
+    monkeypatch.setattr("outpace.controllers.draft_length.DraftLength.budget", lambda *_, **__: Budget(0, 0, 0, 0.0))
     found = ran("rules", replace(context, prompts=context.prompts[:2]), max_new_tokens=8, times=2)
     chains = {row["rule"]: row["tokens"] for row in found.rows if row["drafts"].startswith("chain")}
     assert {"rejection", "block"} <= set(chains)

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.registry import all_rules, find_rule
+from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
@@ -43,6 +44,8 @@ class RulesSettings(StrictModel):
     draft_model: str = Field("", description="draft model of methods that take one; by default what is shipped")
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
+    length: int = Field(4, ge=1, le=16, description="draft tokens on a path in every round, whatever they cost here")
+    branching: int = Field(3, ge=1, le=16, description="draft tokens after one, in trees")
     times: int = Field(8, ge=1, le=64, description="how often each rule judges each tree")
 
 
@@ -111,7 +114,10 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
             raise BadInput(f"method '{name}' drafts no sampled tokens, so rules do not differ on its trees")
         judges = fitting_rules(name, method.drafter.proposal)
         comparing = Comparison(method.rule, judges, settings.times)
-        compared = Method(method.name, method.drafter, comparing, method.controller)
+        # What a draft costs on this machine decides nothing here: every round drafts.
+        width = 1 if kind == "chain" else settings.branching
+        forced = Fixed(settings.length, width, settings.length * width**2)
+        compared = Method(method.name, method.drafter, comparing, forced)
         decode(
             model, {name: compared}, context.prompts, max_new_tokens=settings.max_new_tokens, params=params,
             seed=context.seed, warm_up=False,
