@@ -147,15 +147,14 @@ def _head_shapes(head: Binding, method: str, *, greedy: bool) -> list[Shape]:
     if head.kind == DRAFT_LM:
         one = {"topk": 1} if greedy else {"draft": "sampled", "confidence": 0.0}
         return [Shape({**one, "max_nodes": length, "depth": length}, elsewhere, length) for length in _LENGTHS]
-    if not {"topk", "max_nodes"} <= set(fields) and "num_draft_tokens" not in fields:
+    tree = {"topk", "max_nodes"} <= set(fields)
+    most = head.load().longest_draft if tree or "num_draft_tokens" in fields else None
+    if most is None:
         return []
-    most = head.load().longest_draft
-    if most is not None and {"topk", "max_nodes"} <= set(fields):  # elsewhere all is drafted, the likeliest tokens
+    if tree:  # elsewhere all is drafted, the likeliest tokens
         return [Shape({"topk": 1, "max_nodes": most}, elsewhere, most)]
-    if most is not None and "num_draft_tokens" in fields:
-        lengths = sorted({min(length, most) for length in _LENGTHS})
-        return [Shape({"num_draft_tokens": length}, elsewhere, length) for length in lengths]
-    return []
+    lengths = sorted({min(length, most) for length in _LENGTHS})
+    return [Shape({"num_draft_tokens": length}, elsewhere, length) for length in lengths]
 
 
 def _fitting(one: Candidate, engine: str) -> Candidate:

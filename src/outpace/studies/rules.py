@@ -45,7 +45,6 @@ class RulesSettings(StrictModel):
     temperature: float = Field(1.0, gt=0, description="sampling temperature")
     max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
     length: int = Field(4, ge=1, le=16, description="draft tokens on a path in every round, whatever they cost here")
-    branching: int = Field(3, ge=1, le=16, description="draft tokens after one, in trees")
     times: int = Field(8, ge=1, le=64, description="how often each rule judges each tree")
 
 
@@ -115,8 +114,7 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
         judges = fitting_rules(name, method.drafter.proposal)
         comparing = Comparison(method.rule, judges, settings.times)
         # What a draft costs on this machine decides nothing here: every round drafts.
-        width = 1 if kind == "chain" else settings.branching
-        forced = Fixed(settings.length, width, settings.length * width**2)
+        forced = Fixed(settings.length)
         compared = Method(method.name, method.drafter, comparing, forced)
         decode(
             model, {name: compared}, context.prompts, max_new_tokens=settings.max_new_tokens, params=params,
