@@ -98,10 +98,10 @@ serve: $(SERVE) ## OpenAI's API, and a page to chat, on http://127.0.0.1:8000 wi
 	@$(BIN)/outpace serve --model smollm2 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings
-	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(THREADS)
+	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(THREADS) --dist worksteal
 
 certify-all: $(DEV) ## the full certification: every method, every rule on every kind of tree (half an hour)
-	@$(BIN)/python -m pytest -m "slow and not engine" -n $(THREADS)
+	@$(BIN)/python -m pytest -m "slow and not engine" -n $(THREADS) --dist worksteal
 
 engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with vLLM, in its own environment (15 minutes), and the tables of docs/engines.md
 	@mkdir -p $(OUT)

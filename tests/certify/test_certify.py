@@ -66,6 +66,22 @@ def cells(sampling: str, seeds: Seq[int] = (8, 9), length: int = 3) -> list[Sett
 # --------------------------------------------------------------------------------------------------- exact level
 
 
+def test_too_many_outcomes_are_not_walked_until_the_limit_shows_it() -> None:
+    """They are sampled, and say so."""
+    made = 0
+
+    def make(context: Context) -> Method:
+        nonlocal made
+        made += 1
+        return build("rsd", context, {"branching": (2, 2)})
+
+    [cell] = cells("temperature 1", (8,), length=4)
+    certificate = certify_exact("rsd", make, [cell], samples=200, outcomes=1000)
+    assert certificate.lossless, certificate
+    assert certificate.checks[0].note == "sampled: more than 1000 branches to enumerate"
+    assert made < 600
+
+
 @pytest.mark.certification
 @pytest.mark.parametrize("name", BIASES)
 def test_the_exact_level_catches(name: str) -> None:

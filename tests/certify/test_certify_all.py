@@ -13,7 +13,7 @@ from outpace.certify.exact import Setting, cells_of, certify_exact, matrix, tiny
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build
 
-OUTCOMES = 12_000
+OUTCOMES = 4_000
 """Cells with more are sampled; those of chains and certain trees have fewer."""
 ALPHA = 1e-4
 """Of one certificate: there are dozens of them, and a lossless method should pass all."""

@@ -185,6 +185,22 @@ def test_enumeration_gives_up_in_words() -> None:
         list(Enumeration.outcomes(lambda source: source.at(0, "x").gumbel(2)))
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+def test_branches_are_counted_from_a_few_walks(uneven: bool) -> None:
+    def program(source: ChanceSource) -> None:
+        """Three choices of four, or as many more as the first says; a certain one changes nothing."""
+        stream = source.at(0, "x")
+        more = stream.categorical(torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1]))
+        stream.bernoulli(1.0)
+        for _ in range(more if uneven else 2):
+            stream.categorical(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+
+    branches = sum(1 for _ in Enumeration.outcomes(program))
+    assert branches == (1 + 4**2 + 4**3 + 4**4 if uneven else 4 * 4**2)
+    found = Enumeration.size(program, walks=400)
+    assert found == pytest.approx(branches, rel=0.2 if uneven else 1e-12)
+
+
 def test_certain_decisions_do_not_branch() -> None:
     def program(source: ChanceSource) -> tuple[bool, bool, int]:
         stream = source.at(0, "x")

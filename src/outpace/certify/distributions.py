@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
+from outpace.core.chance import Chance, ChanceSource, Enumeration, NotEnumerable, SeededChance
 from outpace.core.constraint import FORBIDDEN, AnswerComplete
 from outpace.core.future_validity import EXACT, FVO, MASKED
 from outpace.core.sampling import Sampler, SamplingParams
@@ -89,6 +89,10 @@ def conditional_distribution(
     return {output: weight / total for output, weight in found.items() if weight > 0.0}
 
 
+_FEW = 128
+"""Branches after which their number is estimated, so that too many are not walked until the limit shows it."""
+_CLEARLY = 2.0
+"""Times the limit: a smaller estimate may be wrong."""
 Arrivals = tuple[Target, Seq[Request], int]
 """A target, requests, and how many rounds run before the last of them joins the others."""
 
@@ -108,7 +112,8 @@ def enumerated_distribution(build: Callable[[], Arrivals], limit: int = 300_000)
     """The exact output distribution of the last request of all, and the tokens that it drafted in all branches.
 
     ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
-    Raises NotEnumerable for continuous noise, randomness from elsewhere, and more than ``limit`` branches.
+    Raises NotEnumerable for continuous noise, randomness from elsewhere, and more than ``limit`` branches, also
+    where an estimate says so.
     """
 
     proposal_distribution: OutputDistribution = defaultdict(float)
@@ -128,7 +133,10 @@ def enumerated_runs(build: Callable[[], Arrivals], limit: int = 300_000) -> Iter
     def program(chance: ChanceSource) -> Generation:
         return run_once(build, lambda own: _Keyed(chance, own.key))
 
-    return Enumeration.outcomes(program, limit=limit)
+    for number, outcome in enumerate(Enumeration.outcomes(program, limit=limit)):
+        if number == _FEW and limit > _FEW and Enumeration.size(program) > _CLEARLY * limit:
+            raise NotEnumerable(f"more than {limit} branches to enumerate")
+        yield outcome
 
 
 def output_of(generation: Generation) -> Output:

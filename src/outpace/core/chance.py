@@ -17,6 +17,7 @@ For certification, :class:`Enumeration` replaces chance by a walk over every out
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -236,6 +237,20 @@ class _Path:
         return branch[0]
 
 
+class _Walk(_Path):
+    """One run in which every open branch is as likely as the others beside it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__([])
+        self._rng = rng
+        self.outcomes = 1
+        """As many as there are if all others branch as this one does."""
+
+    def _take(self, branches: list[_Branch]) -> int:
+        self.outcomes *= len(branches)
+        return self._rng.choice(branches)[0]
+
+
 class _PathStream:
     def __init__(self, path: _Path, position: int, purpose: str) -> None:
         self._path, self._position, self._purpose = path, position, purpose
@@ -309,3 +324,13 @@ class Enumeration:
             index, branches = script[-1]
             script[-1] = (index + 1, branches)
         raise NotEnumerable(f"more than {limit} branches to enumerate")
+
+    @staticmethod
+    def size(program: Callable[[ChanceSource], object], walks: int = 64) -> float:
+        """About how many branches there are, from a few random ones: unbiased (Knuth 1975, Estimating the efficiency
+        of backtrack programs)."""
+        rng = random.Random(0)
+        found = [_Walk(rng) for _ in range(walks)]
+        for walk in found:
+            program(walk)
+        return sum(walk.outcomes for walk in found) / walks

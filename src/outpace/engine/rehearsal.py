@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from outpace.acceptance.default import default_rule
@@ -23,6 +24,9 @@ _PROMPT = 24
 _LEVELS, _NODES = 2, 8
 _FIRST, _ROUNDS = 4, 12
 """Rounds that are left out, for they read the prompt and little is of the target's own text; rounds that count."""
+_LEAST, _ENOUGH = 4, 1.0
+"""Rounds that count, once all rounds together have taken so many seconds: long ones are disturbed less, in proportion,
+and a large model with many requests would be rehearsed for minutes."""
 
 
 SAMPLED = SamplingParams(temperature=0.8, seed=0)
@@ -62,8 +66,10 @@ def draft_seconds(
     prompts = [tuple((37 * i + 11 * one + 5) % vocabulary for i in range(size)) for one in range(count)]
     running = [decoder.submit(Request(one, method, params, target.context_length)) for one in prompts]
     spent: list[float] = []
-    before = 0.0
-    for _ in range(_FIRST + _ROUNDS):
+    before, began = 0.0, perf_counter()
+    for number in range(_FIRST + _ROUNDS):
+        if number >= _FIRST + _LEAST and perf_counter() - began > _ENOUGH:
+            break
         if not decoder.step():
             break
         now = running[0].metrics.phase_seconds["draft"]
