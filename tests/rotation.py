@@ -1,6 +1,6 @@
 """Which part of the certification runs today: one of a few slices, another one every day.
 
-``make test`` has today's slice, and ``make certify-all`` the others. A failure is repeated with OUTPACE_SEED=YYYYMMDD.
+``make test`` has today's slice, and ``make certify`` the others. A failure is repeated with OUTPACE_SEED=YYYYMMDD.
 """
 
 from __future__ import annotations
