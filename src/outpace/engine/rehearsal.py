@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from outpace.acceptance.base import Verdict
 from outpace.acceptance.default import default_rule
 from outpace.controllers.base import Budget, Controller
 from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.targets.base import Target
+from outpace.targets.base import Sequence, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REVISION = 2
 """Of what is timed. Where drafters become quicker, one more: times of sampled drafts are never corrected, since answers
@@ -48,6 +54,36 @@ class _TwoLevels(Controller):
         )
 
 
+class _Unverified(Drafter[Any]):
+    """Drafts as ``inner`` does, and the target scores none of it. Only drafts are timed: a forward over the draft tokens
+    of many requests would take most of the rehearsal, and hardly any of a made-up text would be accepted."""
+
+    def __init__(self, inner: Drafter[Any]) -> None:
+        self._inner = inner
+        self.purpose = inner.purpose
+        self.aux_hidden_state_layers = inner.aux_hidden_state_layers
+
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        return self._inner.prefill_layers
+
+    def begin(self, sequence: Sequence) -> Any:
+        return self._inner.begin(sequence)
+
+    def on_prefill(self, state: Any, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        self._inner.on_prefill(state, position, hidden_states)
+
+    def propose_batch(self, states: Seq[Any], budgets: Seq[Budget]) -> list[TokenTree]:
+        self._inner.propose_batch(states, budgets)
+        return [TokenTree() for _ in states]
+
+    def observe_batch(self, states: Seq[Any], verdicts: Seq[Verdict]) -> None:
+        self._inner.observe_batch(states, verdicts)
+
+    def end(self, state: Any) -> None:
+        self._inner.end(state)
+
+
 def recorded_as(what: str) -> str:
     """The name under which a machine keeps what ``what`` takes."""
     return f"{what}, revision {REVISION}"
@@ -61,7 +97,8 @@ def draft_seconds(
     params = SAMPLED if sampled else SamplingParams()
     controller = _TwoLevels(controller)
     decoder = Decoder(target)
-    method = Method("rehearsal", drafter, default_rule(drafter.proposal), controller)
+    unverified = _Unverified(drafter)
+    method = Method("rehearsal", unverified, default_rule(unverified.proposal), controller)
     size, vocabulary = max(1, min(_PROMPT, target.context_length // 4)), target.vocab_size
     prompts = [tuple((37 * i + 11 * one + 5) % vocabulary for i in range(size)) for one in range(count)]
     running = [decoder.submit(Request(one, method, params, target.context_length)) for one in prompts]
