@@ -14,7 +14,7 @@ from cli_support import Run, refused, toy
 from layouts_support import head_of, written
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.advice.advising import advise
-from outpace.advice.candidates import Candidate, candidates
+from outpace.advice.candidates import Offered, candidates
 from outpace.advice.measuring import LEAST_PROMPTS, Measurements, Timer
 from outpace.advice.trial import Trial
 from outpace.controllers.fixed import Fixed
@@ -54,9 +54,10 @@ def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> Non
 def only(monkeypatch: pytest.MonkeyPatch, methods: set[str], *, chains: bool = False) -> None:
     """``methods`` alone are advised on; ``chains``: with chains of fixed length alone."""
 
-    def found(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
-        kept = [one for one in candidates(context, engine, greedy=greedy) if one.method in methods]
-        return [replace(one, shapes=tuple(shape for shape in one.shapes if shape.chain or not chains)) for one in kept]
+    def found(context: Context, engine: str, *, greedy: bool) -> Offered:
+        kept = [one for one in candidates(context, engine, greedy=greedy).candidates if one.method in methods]
+        shapes = [tuple(shape for shape in one.shapes if shape.chain or not chains) for one in kept]
+        return Offered([replace(one, shapes=some) for one, some in zip(kept, shapes, strict=True)], [])
 
     monkeypatch.setattr("outpace.advice.advising.candidates", found)
 

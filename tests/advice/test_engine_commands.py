@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from layouts_support import head_of, target
-from outpace.advice.candidates import ENGINES, Shape, candidates, left_out
+from outpace.advice.candidates import ENGINES, Shape, candidates
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.vllm_rounds import counters, step_between
 from outpace.core.errors import OutpaceError
@@ -127,9 +127,10 @@ def test_a_head_is_offered_to_the_engines_that_draft_with_it(
 ) -> None:
     context = Context(target(), bindings=Bindings(heads({"mine": head_of(kind)})))
     for engine in ENGINES:
-        found = [one for one in candidates(context, engine, greedy=greedy) if one.head is not None]
+        offered, left_out = candidates(context, engine, greedy=greedy)
+        found = [one for one in offered if one.head is not None]
         assert [one.method for one in found] == ([label] if engine in engines else [])
-        assert left_out(context, engine, greedy=greedy) == ([] if engine in engines else [label])
+        assert left_out == ([] if engine in engines else [label])
         for shape in (shape for one in found for shape in one.shapes):
             build(label, context, shape.settings)
             offer = Offer(label, shape, 1.4, 1.3, head="heads/mine")
@@ -140,7 +141,7 @@ def test_a_head_is_offered_to_the_engines_that_draft_with_it(
 
 def test_two_heads_of_a_kind_are_two_candidates() -> None:
     context = Context(target(), bindings=Bindings(heads({"one": head_of("eagle3"), "two": head_of("eagle3")})))
-    found = [one for one in candidates(context, "sglang", greedy=True) if one.head is not None]
+    found = [one for one in candidates(context, "sglang", greedy=True).candidates if one.head is not None]
     assert [(one.method, one.head) for one in found] == [("eagle3#one", "one"), ("eagle3#two", "two")]
     offer = Offer("eagle3#two", found[1].shapes[0], 1.4, 1.3, head="heads/two")
     lines = commands(Typed("model", heads=["one=heads/one", "two=heads/two"]), offer, [offer])

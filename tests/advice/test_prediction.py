@@ -265,7 +265,7 @@ def test_the_words_say_up_to_which_acceptance_and_costs_the_method_pays() -> Non
 
 def test_the_default_is_measured_before_what_may_be_cut_off_by_time() -> None:
     target, _ = known(1)
-    assert candidates(Context(target), "outpace", greedy=True)[0].method == DEFAULT_METHOD
+    assert candidates(Context(target), "outpace", greedy=True).candidates[0].method == DEFAULT_METHOD
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.95])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.advice.advice_report import AdviceReport
-from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates, left_out
+from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
@@ -177,10 +177,10 @@ class _Advising:
     def run(self, context: Context, engine_costs: EngineCosts | None) -> AdviceReport:
         self.context = context
         greedy = self.params.greedy
-        offered = candidates(context, self.engine, greedy=greedy)
+        offered, left_out = candidates(context, self.engine, greedy=greedy)
         built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
         self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
-        for label in left_out(context, self.engine, greedy=greedy):
+        for label in left_out:
             self.work.notes.append(f"{label} is left out: {self.engine} does not draft with it.")
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
         drafts = [one.load() for one in context.bindings.draft_models]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from outpace.core.errors import BadInput
 from outpace.integrations.vllm.exported_head import LAYOUTS
@@ -62,19 +62,24 @@ class Candidate:
     runs_models: bool = False
 
 
-def candidates(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
-    """What is compared for ``engine``, the default first: what comes last may find the time over.
+class Offered(NamedTuple):
+    """What is compared, the default first: what comes last may find the time over. ``left_out``: the methods that would
+    draft with a head or draft model that was named, and that the engine cannot run."""
 
-    Raises BadInput for a head that no method drafts with.
-    """
-    fitting = [_fitting(one, engine) for one in _all(context, greedy=greedy)]
-    return [one for one in fitting if one.shapes]
+    candidates: list[Candidate]
+    left_out: list[str]
 
 
-def left_out(context: Context, engine: str, *, greedy: bool) -> list[str]:
-    """The methods that would draft with a head or draft model that was named, and that ``engine`` cannot run."""
-    named = [one for one in _all(context, greedy=greedy) if one.teacher_forced or (one.head and context.bindings.heads)]
-    return [one.method for one in named if not _fitting(one, engine).shapes]
+def candidates(context: Context, engine: str, *, greedy: bool) -> Offered:
+    """What is compared for ``engine``. Raises BadInput for a head that no method drafts with."""
+    offered = Offered([], [])
+    for one in _all(context, greedy=greedy):
+        shapes = tuple(shape for shape in one.shapes if engine in shape.engines)
+        if shapes:
+            offered.candidates.append(replace(one, shapes=shapes))
+        elif one.teacher_forced or (one.head and context.bindings.heads):
+            offered.left_out.append(one.method)
+    return offered
 
 
 def _all(context: Context, *, greedy: bool) -> list[Candidate]:
@@ -155,8 +160,3 @@ def _head_shapes(head: Binding, method: str, *, greedy: bool) -> list[Shape]:
         return [Shape({"topk": 1, "max_nodes": most}, elsewhere, most)]
     lengths = sorted({min(length, most) for length in _LENGTHS})
     return [Shape({"num_draft_tokens": length}, elsewhere, length) for length in lengths]
-
-
-def _fitting(one: Candidate, engine: str) -> Candidate:
-    shapes = tuple(shape for shape in one.shapes if engine in shape.engines)
-    return replace(one, shapes=shapes)

@@ -55,8 +55,8 @@ class _TwoLevels(Controller):
 
 
 class _Unverified(Drafter[Any]):
-    """Drafts as ``inner`` does, and the target scores none of it. Only drafts are timed: a forward over the draft tokens
-    of many requests would take most of the rehearsal, and hardly any of a made-up text would be accepted."""
+    """Drafts as ``inner`` does, and the target scores none of it. Only drafts are timed: a forward over the draft
+    tokens of many requests would take most of the rehearsal, and hardly any of a made-up text would be accepted."""
 
     def __init__(self, inner: Drafter[Any]) -> None:
         self._inner = inner
