@@ -134,3 +134,62 @@ def test_where_nothing_is_measured() -> None:
     nominal = Clocked()
     nominal.costs.fixed = True
     assert not of(adaptive, adaptive, at=nominal)
+
+
+def test_a_round_that_measures_costs_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the measuring takes is no draft's time, and no forward's."""
+    target = Clocked()
+    seen: list[float] = []
+    told: list[int] = []
+
+    class Watched:
+        drafts = True
+
+        def __init__(self, like: object) -> None:
+            """None is known."""
+
+        def saw(self, tokens: float, seconds: float, drafting: float, joined: float) -> None:
+            seen.append(seconds)
+
+    class Measuring(FreeRows):
+        """Measures when it is first asked, as costs of a new size of batch are."""
+
+        measured = 0
+
+        def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+            if not self.measured:
+                self.measured = 1
+                sleep(0.2)
+            return super().budget(metrics, batch, repeatable)
+
+    controller = Measuring()
+    costs = type(target.costs)
+    monkeypatch.setattr(costs, "measurements", property(lambda _: controller.measured))
+    monkeypatch.setattr(costs, "took", lambda _, rows, *rest, **named: told.append(rows))
+    monkeypatch.setattr("outpace.engine.worth_drafting.Payoff", Watched)
+    decoder = Decoder(target)
+    made = Method("toy", Timed(0.0), RecursiveRejection(), controller)
+    found = [decoder.submit(Request(one, made, max_new_tokens=40)) for one in PROMPTS]
+    decoder.run()
+    rounds = max(one.metrics.rounds for one in found)
+    assert len(seen) == len(told) == rounds - 1
+    assert max(seen) < 0.2
+
+
+def test_no_request_beside_one_that_must_repeat_goes_by_a_clock() -> None:
+    """Their rows are shared out together."""
+    asked: list[bool] = []
+
+    class Asked(FreeRows):
+        def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+            asked.append(repeatable)
+            return super().budget(metrics, batch, repeatable)
+
+    decoder = Decoder(Clocked())
+    made = Method("toy", Timed(0.0), RecursiveRejection(), Asked())
+    decoder.submit(Request((1, 2), made, max_new_tokens=12))
+    decoder.submit(Request((5,), made, SamplingParams(temperature=0.8, seed=1), max_new_tokens=2))
+    decoder.step()
+    assert asked == [True, True]
+    decoder.run()
+    assert asked[-1] is False

@@ -161,3 +161,11 @@ def test_a_recorded_draft_that_proves_too_long_is_replaced() -> None:
     costs.correct("draft", 2e-3)
     assert costs.once("draft", lambda: 1.0) == 2e-3
     assert table().once("draft", lambda: 1.0) == 2e-3
+
+
+def test_a_round_that_was_held_up_does_not_make_the_others_seem_quick() -> None:
+    times = RoundTimes()
+    for number in range(1, 65):
+        times.add(1 if number % 2 else 6, 150.0 if number == 40 else 1.05, greedy=True)
+    assert times.ratio(1) == pytest.approx(1.05, rel=0.25)
+    assert times.ratio(6) == pytest.approx(1.05, rel=0.25)

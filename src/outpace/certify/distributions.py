@@ -91,7 +91,7 @@ def conditional_distribution(
 
 _FEW = 128
 """Branches after which their number is estimated, so that too many are not walked until the limit shows it."""
-_CLEARLY = 2.0
+_CLEARLY = 4.0
 """Times the limit: a smaller estimate may be wrong."""
 Arrivals = tuple[Target, Seq[Request], int]
 """A target, requests, and how many rounds run before the last of them joins the others."""
@@ -135,7 +135,7 @@ def enumerated_runs(build: Callable[[], Arrivals], limit: int = 300_000) -> Iter
 
     for number, outcome in enumerate(Enumeration.outcomes(program, limit=limit)):
         if number == _FEW and limit > _FEW and Enumeration.size(program) > _CLEARLY * limit:
-            raise NotEnumerable(f"more than {limit} branches to enumerate")
+            raise NotEnumerable(f"more than {limit} branches to enumerate, by an estimate")
         yield outcome
 
 

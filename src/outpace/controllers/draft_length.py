@@ -64,7 +64,10 @@ class DraftLength(Controller):
     ) -> None:
         self._branching, self._max_nodes, self._confidence = branching, max_nodes, confidence
         predictor, models = Predictor(target, ModelDraft(target, drafts)), len(drafts)
-        self._steps = LevelSteps(lambda batch, context: predictor.steps(self._widths(), models, batch, context))
+        self._steps = LevelSteps(
+            lambda batch, context: predictor.steps(self._widths(), models, batch, context),
+            lambda: sum(one.version for one in (target, *drafts)),
+        )
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         steps = self._steps.of(batch, context_of(metrics))

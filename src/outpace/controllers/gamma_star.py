@@ -47,7 +47,7 @@ class GammaStar(NamedController):
         super().__init__(setup, settings)
         assert isinstance(settings, GammaStarSettings)
         self._settings = settings
-        self._known = LevelSteps(self._steps)
+        self._known = LevelSteps(self._steps, lambda: setup.target.version)
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         shape = self.setup.shape(metrics, batch, repeatable)

@@ -190,14 +190,20 @@ class Predictor:
 
 class LevelSteps:
     """What rounds take with drafts of 1, 2, ... levels, for each batch, context and number of threads; kept, and
-    measured only as far as somebody asks. ``begin(batch, context)`` yields them."""
+    measured only as far as somebody asks. ``begin(batch, context)`` yields them, anew where ``version()`` of the costs
+    has changed: they may have been measured again."""
 
-    def __init__(self, begin: Callable[[int, int], Iterator[float]]) -> None:
-        self._begin = begin
+    def __init__(self, begin: Callable[[int, int], Iterator[float]], version: Callable[[], int] = lambda: 0) -> None:
+        self._begin, self._version = begin, version
+        self._of_version = version()
         self._known: dict[tuple[int, int, int], tuple[list[float], Iterator[float]]] = {}
 
     def of(self, batch: int, context: int) -> Iterator[float]:
         """In autoregressive steps of the batch."""
+        version = self._version()
+        if version != self._of_version:
+            self._of_version = version
+            self._known.clear()
         known = batch, context, threads()
         if known not in self._known:
             self._known[known] = [], self._begin(batch, context)

@@ -243,7 +243,7 @@ class _Walk(_Path):
     def __init__(self, rng: random.Random) -> None:
         super().__init__([])
         self._rng = rng
-        self.outcomes = 1
+        self.outcomes = 1.0
         """As many as there are if all others branch as this one does."""
 
     def _take(self, branches: list[_Branch]) -> int:

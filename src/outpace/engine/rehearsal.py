@@ -17,7 +17,7 @@ from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
-from outpace.engine.request import Request
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Sequence, Target
 
 if TYPE_CHECKING:
@@ -101,19 +101,23 @@ def draft_seconds(
     method = Method("rehearsal", unverified, default_rule(unverified.proposal), controller)
     size, vocabulary = max(1, min(_PROMPT, target.context_length // 4)), target.vocab_size
     prompts = [tuple((37 * i + 11 * one + 5) % vocabulary for i in range(size)) for one in range(count)]
-    running = [decoder.submit(Request(one, method, params, target.context_length)) for one in prompts]
+    running: list[Generation] = []
     spent: list[float] = []
     before, began = 0.0, perf_counter()
-    for number in range(_FIRST + _ROUNDS):
-        if number >= _FIRST + _LEAST and perf_counter() - began > _ENOUGH:
-            break
-        if not decoder.step():
-            break
-        now = running[0].metrics.phase_seconds["draft"]
-        spent.append(now - before)
-        before = now
-    for one in running:
-        one.cancel()
-    decoder.step()
+    try:
+        running += [decoder.submit(Request(one, method, params, target.context_length)) for one in prompts]
+        for number in range(_FIRST + _ROUNDS):
+            if number >= _FIRST + _LEAST and perf_counter() - began > _ENOUGH:
+                break
+            going_on = decoder.step()
+            now = running[0].metrics.phase_seconds["draft"]
+            spent.append(now - before)
+            before = now
+            if not going_on:
+                break
+    finally:  # the K/V of all of them
+        for one in running:
+            one.cancel()
+        decoder.step()
     usual = sorted(spent[_FIRST:] or spent)
     return median(usual[: (3 * len(usual) + 3) // 4])

@@ -34,7 +34,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     """
     began = perf_counter()
     split: list[dict[str, float]] = [{} for _ in (*active, *groups)]
-    payoff, measurements = None if groups else payoff_of(target, active), target.costs.measurements
+    measurements = target.costs.measurements
+    payoff = None if groups else payoff_of(target, active)
     trees = _draft(target, active, split) if payoff is None or payoff.drafts else [TokenTree() for _ in active]
     drafting = perf_counter() - began
     for one, tree in zip(active, trees, strict=True):
@@ -54,18 +55,21 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _commit(target, active, scores, verdicts)
     _observe(active, verdicts, split)
     _close_books(active, split, began)
-    if payoff is not None and target.costs.measurements == measurements:  # else most of the time was for that
+    undisturbed = target.costs.measurements == measurements  # else most of the time was for measuring
+    if payoff is not None and undisturbed:
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
         joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
         payoff.saw(committed / len(active), target.lasted(perf_counter() - began, drafting), drafting, joined)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
-    elif reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
+    elif undisturbed and reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 
 def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
-    budgets = [_budget(target, one, len(active)) for one in active]
+    # Rows are shared out by the costs of all: where one answer must repeat for its seed, none goes by a clock.
+    repeatable = not all(one.sequence.timed for one in active)
+    budgets = [_budget(target, one, len(active), repeatable) for one in active]
     drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
     trees: dict[int, TokenTree] = {}
     for drafter, members in grouped(drafting, lambda i: active[i].drafter):
@@ -77,10 +81,10 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
     return share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
 
 
-def _budget(target: Target, one: Generation, batch: int) -> Budget:
+def _budget(target: Target, one: Generation, batch: int, repeatable: bool) -> Budget:
     # A path longer than the room left would be scored in vain; depth is fixed before any draw is made.
     room = min(one.request.max_new_tokens - len(one.tokens), target.context_length - len(one.sequence.tokens))
-    return one.request.method.controller.budget(one.metrics, batch, not one.sequence.timed).limited(room - 1)
+    return one.request.method.controller.budget(one.metrics, batch, repeatable).limited(room - 1)
 
 
 def _layers_to_read(active: Seq[Generation]) -> list[int]:
@@ -190,7 +194,7 @@ def _compare_costs(
         rows = sum(1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees)
         context = sum(len(one.sequence.tokens) for one in active) // len(active)
         greedy = all(one.request.params.greedy for one in active)
-        took = seconds - split[0].get("draft", 0.0)
+        took = seconds - max(phases.get("draft", 0.0) for phases in split[: len(active)])  # not all may have drafted
         target.costs.took(rows, context, took, greedy=greedy, batch=len(active))
 
 

@@ -19,6 +19,9 @@ _NOW = 16
 _FADE = 32
 """Rounds of other sizes after which what a size has shown weighs half: else a size that was slow once, as the first
 rounds of a process are, would never be drafted for again, and so never show anything else."""
+_OUTLIER = 4.0
+"""A round that takes so many times what is usual was held up by something else, and counts as so many times that: with
+all of it the rounds after it would seem quick."""
 _REFRESH = 64
 """Rounds after which ratios that were read are out of date."""
 TOO_LONG = 0.8
@@ -57,8 +60,9 @@ class RoundTimes:
         self._rounds += 1
         size = rows.bit_length()
         if greedy:
-            self._now.append(ratio)
-            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(ratio / fmean(self._now))
+            undisturbed = min(ratio, _OUTLIER * median(self._all)) if self._all else ratio
+            self._now.append(undisturbed)
+            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(undisturbed / fmean(self._now))
             self._last[size] = self._rounds
             self._all.append(ratio)
             if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:

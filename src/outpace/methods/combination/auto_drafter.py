@@ -312,7 +312,8 @@ class Auto(MergedTrees[AutoState]):
         if len(states) == 1 and states[0].drafted is not None and not states[0].sequence.replayed:
             self._compare(states[0], *states[0].drafted)
         if len(self.parts) > 1:
-            self._shared(states).saw_round(drafting=self._asked)
+            if all(state.sequence.timed for state in states):
+                self._shared(states).saw_round(drafting=self._asked)
             self._asked = False
         for state, verdict in zip(states, verdicts, strict=True):
             scored, asked = verdict.scores.tree, state.asked
