@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 import outpace.loading
 from cli_support import Run, refused, runner, toy
@@ -118,3 +120,25 @@ def test_what_does_not_fit_is_said_in_one_line(run: Run, head: Path, tmp_path: P
     refused(run("train", "eagle3", "--from", str(tmp_path / "none"), "--out", str(out)), "no such folder")
     refused(run("train", "eagle3", "--from", "eagle3", "--out", str(out)), "no head of this kind is shipped for")
     refused(run(*going_on(head, out, "--rate", "0")), "--rate must be above 0 and at most 1")
+
+
+def test_an_lm_head_of_its_own_is_trained_on(
+    run: Run, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As heads have that were trained elsewhere: its rows are not those of the target."""
+    rows = "draft_vocabulary.rows"
+    mine = tmp_path / "mine"
+    shutil.copytree(head, mine, ignore=shutil.ignore_patterns("trainer.pt", "data"))
+    given = weights(head)
+    ids = given["draft_vocabulary.d2t"].long()
+    given[rows] = (3.0 * TOY.target.lm_head_rows(ids).float().flip(0)).bfloat16()
+    save_file(given, mine / WEIGHTS)
+    losses = itertools.count(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_held_out", lambda _: {"loss": next(losses)})
+        ran = run(*going_on(mine, tmp_path / "b", "--data", str(head / "data"), "--json"))
+    assert ran.code == 0, ran
+    assert torch.equal(weights(tmp_path / "b")[rows], given[rows])  # none were better
+    ran = run(*going_on(mine, tmp_path / "b", "--data", str(head / "data"), "--resume", "--epochs", "2", "--json"))
+    assert ran.code == 0, ran
+    assert weights(tmp_path / "b")[rows].shape == given[rows].shape

@@ -34,7 +34,7 @@ from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.training.dataset import Dataset
+from outpace.training.dataset import Dataset, Own, every
 from outpace.training.on_policy import OnPolicy, with_on_policy
 from target_suite import near, tiny_model
 
@@ -310,7 +310,7 @@ class Held(Dataset):
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
 
-    def train(self, epoch: int, skip: int = 0) -> Any:
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Any:
         return iter(self.batches[skip:])
 
     def held_out(self) -> Any:

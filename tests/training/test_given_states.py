@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 import outpace
 from cli_support import toy
@@ -112,6 +114,51 @@ def test_what_is_of_something_else_is_refused(tmp_path: Path) -> None:
         opened(folder, LAYERS[:-1], TableTarget(TOY.target.vocab_size, seed=77))
     with pytest.raises(BadInput, match="of another tokenizer"):
         list(GivenStates(folder, LAYERS, 4).read(folder / "data_0.pt"))
+
+
+class Foreign:
+    """What no file of tensors holds."""
+
+
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    one = {"input_ids": torch.arange(4), "loss_mask": torch.tensor([False, True, True, True])}
+    torch.save({**one, "hidden_states": Foreign()}, tmp_path / "data_0.pt")
+    with pytest.raises(BadInput, match="damaged or of another layout"):
+        opened(tmp_path, LAYERS[:-1], TOY.target)
+    (tmp_path / "data_0.pt").unlink()
+    save_file({"token_ids": torch.arange(4), "hidden_states": torch.zeros(4)}, tmp_path / "hs_0.safetensors")
+    with pytest.raises(BadInput, match="has no loss_mask"):
+        opened(tmp_path, LAYERS[:-1], TOY.target)
+    flat = {"token_ids": one["input_ids"], "loss_mask": one["loss_mask"].int(), "hidden_states": torch.zeros(4)}
+    save_file(flat, tmp_path / "hs_0.safetensors")
+    with pytest.raises(BadInput, match="damaged or of another layout"):
+        opened(tmp_path, LAYERS[:-1], TOY.target)
+
+
+def test_counting_reads_no_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = GivenStates(as_safetensors(tmp_path / "d"), LAYERS, TOY.target.vocab_size)
+    kinds: set[str] = set()
+    loaded = GivenStates._loaded
+
+    def watched(self: GivenStates, file: Path, *, wanted: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        found = loaded(self, file, wanted=wanted)
+        kinds.update(one.device.type for one in found[2])
+        return found
+
+    monkeypatch.setattr(GivenStates, "_loaded", watched)
+    assert given.answer_tokens() == given.collected().tokens
+    assert kinds == {"meta"}
+    next(given.read(given.paths[0], LAYERS))
+    assert kinds == {"meta", "cpu"}
+
+
+@pytest.mark.parametrize(
+    "idle", [{"tokens": 100}, {"turns": 3}, {"passages": 0.5}, {"cache_bytes": 1e6}, {"state_bits": 8}]
+)
+def test_options_of_what_is_not_collected_are_refused(tmp_path: Path, idle: dict[str, Any]) -> None:
+    [name] = idle
+    with pytest.raises(BadInput, match=f"--{name.replace('_', '-')} cannot be used with --states"):
+        outpace.train(TOY, "eagle3", tmp_path / "head", states=as_pt(tmp_path / "d", count=1), **idle)
 
 
 @pytest.mark.model

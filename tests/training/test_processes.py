@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import outpace
-from outpace.training.processes import LostProcess, Processes, started_together
+from outpace.training.processes import LostProcess, Processes, started_together, take_own_gpu
 from outpace.training.run import train_to_the_end
 from outpace.training.run_state import read_state
 from outpace.training.sharded_optimiser import dealt
@@ -68,6 +68,21 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.of_first(0.25) == 0.25
     alone.wait()
     assert torch.equal(Processes().mean(torch.arange(3.0)), torch.arange(3.0))
+
+
+def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    take_own_gpu()
+    assert taken == []
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    for rank in ("0", "3"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        take_own_gpu()
+    assert taken == [0, 3]
 
 
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.models.placement import training_dtype
+from outpace.training.dataset import Own, every
+from outpace.training.mean_losses import mean_losses
 from outpace.training.processes import Processes
 from outpace.training.run_state import STATE, read_state
 from outpace.training.schedule import Schedule
@@ -49,9 +53,12 @@ class Guess(Head):
 class Cycles:
     """Batches of a fixed cycle of tokens, each told from the others by its first token."""
 
+    reading = 0.0
+
     def __init__(self, count: int = 6, held: int = 1) -> None:
         self.count, self.held = count, held
         self.given: list[tuple[int, int]] = []
+        self.cut = [20]
 
     def answer_tokens(self) -> int:
         return self.count * 20
@@ -61,7 +68,7 @@ class Cycles:
         real = torch.ones_like(tokens, dtype=torch.bool)
         return Batch(tokens, {}, real, real)
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         for number in range(skip, self.count):
             self.given.append((epoch, number))
             yield self._batch(number)
@@ -416,7 +423,7 @@ class Doubled(Cycles):
     def answer_tokens(self) -> int:
         return super().answer_tokens()
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         singles = list(super().train(epoch, 2 * skip))
         for first, second in zip(singles[::2], singles[1::2], strict=True):
             tokens, real = torch.cat([first.tokens, second.tokens]), torch.cat([first.real, second.real])
@@ -472,3 +479,92 @@ def test_the_loss_is_watched_on_a_sample_and_measured_on_all(tmp_path: Path) -> 
     trainer.run()
     assert trainer.progress.history[-1][1] == pytest.approx(trainer.evaluate()["loss"])
     assert trainer.measure()["loss"] != pytest.approx(trainer.evaluate()["loss"])
+
+
+def test_a_low_rank_lm_head_is_no_matrix_of_the_network(tmp_path: Path) -> None:
+    """Muon's steps are as large for every matrix; rows of an LM head are used as seldom as their tokens."""
+    torch.manual_seed(0)
+    rows = torch.randn(VOCABULARY, HIDDEN)
+    head = Guess(config(rank=2), DraftVocabulary(torch.arange(VOCABULARY), rows, rank=2))
+    teacher = Teacher(torch.randn(VOCABULARY, HIDDEN), rows, lambda states: states, 1)
+    trainer = Trainer(head, teacher, Cycles(), tmp_path, Schedule(), torch.device("cpu"))
+    adam = next(one for one in trainer.optimiser.parts if isinstance(one, torch.optim.AdamW))
+    shapes = [tuple(one.shape) for group in adam.param_groups for one in group["params"]]
+    assert (VOCABULARY, 2) in shapes and (2, HIDDEN) in shapes
+
+
+class Two(Processes):
+    """The first of two processes that agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 2
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, first: int, then: int) -> None:
+    """Batches that were trained on are not trained on again, and none is left out."""
+
+    def of(count: int, data: Cycles) -> Trainer:
+        return made(tmp_path, data, processes=Two() if count == 2 else None, epochs=1.0)
+
+    before = of(first, Cycles(8))
+    for batch in list(before.processes.deal(before.data.train(0)))[: 4 // first]:
+        before._step(batch)
+        before.progress.batch += 1
+    before.save()
+    data = Cycles(8)
+    after = of(then, data)
+    assert after.resume()
+    next(after._batches())
+    assert data.given[0] == (0, 4)
+
+
+def test_a_pass_with_other_batches_begins_anew(tmp_path: Path) -> None:
+    before = made(tmp_path, epochs=2.0)
+    before.progress.batch = 3
+    before.save()
+    data = Cycles()
+    data.cut = [40]
+    after = made(tmp_path, data, epochs=2.0)
+    assert after.resume()
+    assert after.progress.batch == 0
+
+
+def test_patience_goes_on_where_the_time_is_as_it_was(tmp_path: Path) -> None:
+    before = made(tmp_path, asked_seconds=600.0)
+    before.progress.worse, before.progress.lowest = 2, 1.5
+    before.schedule = replace(before.schedule, seconds=480.0)  # what data has left
+    before.save()
+    after = made(tmp_path, asked_seconds=600.0)
+    assert after.resume()
+    assert (after.progress.worse, after.progress.lowest) == (2, 1.5)
+    longer = made(tmp_path, asked_seconds=900.0)
+    assert longer.resume()
+    assert longer.progress.worse == 0
+
+
+def test_a_run_on_other_conversations_is_another_run(tmp_path: Path) -> None:
+    before = made(tmp_path)
+    before.source = "part-1"
+    before.save()
+    after = made(tmp_path, Cycles(9))
+    after.source = "part-2"
+    with pytest.raises(BadInput, match=r"conversations of part-1; .* --from"):
+        after.resume()
+
+
+def test_means_over_rounds_weigh_rounds() -> None:
+    head = made_head()
+    batches = [Cycles()._batch(0), Cycles()._batch(1)]
+    given = iter([{"loss": 1.0, "accept_1": 0.5, "rounds": 10.0}, {"loss": 2.0, "accept_1": 1.0, "rounds": 2.0}])
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        return {name: torch.tensor(value) for name, value in next(given).items()}
+
+    means = mean_losses(head, iter(batches), losses, lambda _: nullcontext())
+    assert means == {"loss": pytest.approx(1.5), "accept_1": pytest.approx(7 / 12)}
+
+
+def made_head() -> Guess:
+    return Guess(config(), DraftVocabulary(torch.arange(VOCABULARY), torch.randn(VOCABULARY, HIDDEN)))

@@ -38,10 +38,11 @@ def facts(target: Target, name: str) -> TargetFacts:
     )
 
 
-def new_head(config: HeadConfig, target: Target, d2t: Tensor, seed: int = 0) -> Head:
-    """An untrained head. ``d2t`` (Vd,): the target's ids of the tokens that it may draft."""
+def new_head(config: HeadConfig, target: Target, d2t: Tensor, seed: int = 0, *, own: bool = False) -> Head:
+    """An untrained head. ``d2t`` (Vd,): the target's ids of the tokens that it may draft; ``own``: the LM head is its
+    own, and begins as the target's."""
     torch.manual_seed(seed)
-    vocabulary = DraftVocabulary(d2t, target.lm_head_rows(d2t).float().cpu(), rank=config.rank)
+    vocabulary = DraftVocabulary(d2t, target.lm_head_rows(d2t).float().cpu(), rank=config.rank, own=own)
     return find_kind(config.kind)(config, vocabulary)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,6 +42,15 @@ States = Callable[[Sequence[Conversation], Sequence[int]], list[dict[int, Tensor
 """Hidden states (tokens, hidden) by layer of conversations, from elsewhere than the target."""
 
 
+Own = Callable[[int], bool]
+"""Whether the batch of this number in a pass is this process's."""
+
+
+def every(number: int) -> bool:
+    """All batches are this process's."""
+    return True
+
+
 def held_out(key: str) -> bool:
     """Whether the prompt of this key belongs to the held-out split; its key alone decides."""
     return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:4], "big") % HELD_OUT == 0
@@ -53,12 +63,24 @@ def _trained_on(key: str) -> bool:
 class TrainingData(Protocol):
     """What the trainer learns from: a :class:`Dataset`, or what stands in for one."""
 
+    @property
+    def cut(self) -> list[int]:
+        """What decides how a pass over the same conversations is cut into batches."""
+        ...
+
+    @property
+    def reading(self) -> float:
+        """Seconds that a token of answers has taken to be read, its states to be computed where they are not kept; 0
+        where that is done beside training."""
+        ...
+
     def answer_tokens(self) -> int:
         """Tokens of answers in a pass."""
         ...
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """One pass, the same for the same ``epoch``, without its first ``skip`` batches."""
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
+        """One pass, the same for the same ``epoch``, without its first ``skip`` batches. Those whose number in the pass
+        is not ``own`` are another process's: they need not be made ready for training."""
         ...
 
     def held_out(self) -> Iterator[Batch]:
@@ -132,6 +154,8 @@ class Dataset:
         self.window, self.tokens, self.pack = window, tokens, pack
         self._sample, self._prefetch = sample, prefetch
         self._kept: list[Batch] | None = None
+        self._reading, self._had = 0.0, 0
+        """Seconds of reading for training, and the tokens of answers that were read."""
 
     def words(self, count: int, vocab_size: int, always: Sequence[int] = ()) -> Tensor:
         """The ``count`` tokens that the target's answers use most, ``always`` among them; ascending (count,) long.
@@ -153,7 +177,15 @@ class Dataset:
         for path in self.shards.paths:
             yield from self.shards.read(path, wanted=wanted)
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    @property
+    def cut(self) -> list[int]:
+        return [self.window, self.tokens, int(self.pack)]
+
+    @property
+    def reading(self) -> float:
+        return 0.0 if self._prefetch or not self._had else self._reading / self._had
+
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         return prefetched(self._pass(epoch, skip), self._prefetch)
 
     def _pass(self, epoch: int, skip: int) -> Iterator[Batch]:
@@ -171,7 +203,10 @@ class Dataset:
                     skip -= count
                     continue
                 order.setstate(before)
+            began = perf_counter()
             rows = [row for path in pool for row in self._rows(path, _trained_on, compute=compute)]
+            self._reading += perf_counter() - began
+            self._had += sum(int(row.answer().sum()) for row in rows)
             order.shuffle(rows)
             yield from self._batches(rows, order, skip)
             skip = 0

@@ -9,14 +9,14 @@ layer is the target's last one's output, before its final norm; the others are s
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,6 +35,17 @@ _CLEARLY = 1e-3
 """By how much the states of another layer are nearer, where the wrong layer was written."""
 _CHECKED = 128
 """Tokens that are computed again for the comparison, at most."""
+_DAMAGED = (
+    OSError,
+    SafetensorError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 
 
 class GivenStates:
@@ -75,8 +86,8 @@ class GivenStates:
     def _conversation(self, file: Path, key: str, layers: Sequence[int]) -> Conversation | None:
         """None for a text in which nothing is asked."""
         try:
-            tokens, mask, states = self._loaded(file)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
+            tokens, mask, states = self._loaded(file, wanted=bool(layers))
+        except _DAMAGED as error:
             raise BadInput(f"{file} is damaged or of another layout ({one_line(error)}); delete it") from error
         if len(states) != len(self.layers):
             raise BadInput(
@@ -95,15 +106,21 @@ class GivenStates:
         kept = {layer: one[:stop] for layer, one in zip(self.layers, states, strict=True) if layer in layers}
         return Conversation(key, ids[:start], ids[start:stop], kept, earlier)
 
-    def _loaded(self, file: Path) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Tokens (T,), mask (T,), and states (T, hidden) of each layer."""
+    def _loaded(self, file: Path, *, wanted: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Tokens (T,), mask (T,), and states (T, hidden) of each layer, or where they are not ``wanted`` their shapes:
+        counting reads no states, of which there may be terabytes."""
         if file.suffix == ".pt":
             found = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
             return found["input_ids"].flatten(), found["loss_mask"].flatten(), list(found["hidden_states"])
-        found = load_file(file)
-        tokens = found["token_ids"] if "token_ids" in found else found["input_ids"]
-        mask = found["loss_mask"] if "loss_mask" in found else self._mask(file)
-        return tokens.flatten(), mask.flatten(), list(found["hidden_states"].unbind(1))
+        with safe_open(file, "pt") as found:
+            names = set(found.keys())
+            tokens = found.get_tensor("token_ids" if "token_ids" in names else "input_ids")
+            mask = found.get_tensor("loss_mask") if "loss_mask" in names else self._mask(file)
+            if wanted:
+                states = found.get_tensor("hidden_states")
+            else:
+                states = torch.empty(found.get_slice("hidden_states").get_shape(), device="meta")
+        return tokens.flatten(), mask.flatten(), list(states.unbind(1))
 
     def _mask(self, file: Path) -> Tensor:
         """The mask in the data set beside the states."""

@@ -42,7 +42,7 @@ from outpace.training.job_checks import (
     check_sources,
 )
 from outpace.training.memory import ran_out
-from outpace.training.processes import started_together
+from outpace.training.processes import started_together, take_own_gpu
 from outpace.training.run import Run, train_to_the_end, written
 from outpace.training.run_state import seconds_spent
 from outpace.training.starting_head import begun_from, planned
@@ -146,7 +146,19 @@ def train(
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
     check_shares(self_written, passages, bool(prompts))
-    check_sources(states, data, state_bits)
+    collecting = _changed(
+        tokens=tokens,
+        prompts=prompts,
+        self_written=self_written,
+        passages=passages,
+        texts=texts,
+        turns=turns,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        exclude=exclude,
+    )
+    caching = _changed(cache_bytes=cache_bytes, state_bits=state_bits)
+    check_sources(states, data, state_bits, _flags(collecting), _flags(caching))
     check_lengths(turns, prompt_tokens, answer_tokens)
     batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch, shard)
     batches.check()
@@ -170,6 +182,7 @@ def train(
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     passes = epochs or (math.inf if tokens is None and bound.bounded else 1.0)
 
+    take_own_gpu()
     start, model = begun_from(init, head_kind, model)
     processes = started_together(str(model.info.get("device", "cpu")))
     facts = checkpoint.facts(model.target, model.name)
@@ -260,6 +273,10 @@ def _command(kind: str, flags: Mapping[str, Any]) -> str:
 def _changed(**given: Any) -> dict[str, Any]:
     """The flags among parameters of :func:`train` that are not as they are by default."""
     return {name.replace("_", "-"): value for name, value in given.items() if value != _PARAMETERS[name].default}
+
+
+def _flags(given: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}" for name, value in given.items() if value]
 
 
 _PARAMETERS = inspect.signature(train).parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from outpace.core.errors import BadInput
@@ -55,8 +56,22 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise BadInput(f"{folder} holds a head already; give another folder, and --from {folder} to begin from it")
 
 
-def check_sources(states: str | Path | None, data: str | Path | None, state_bits: int) -> None:
-    """Raise BadInput for conversations of two sources, and for a size of numbers that hidden states do not have."""
+def check_sources(
+    states: str | Path | None,
+    data: str | Path | None,
+    state_bits: int,
+    collecting: Sequence[str],
+    caching: Sequence[str],
+) -> None:
+    """Raise BadInput for conversations of two sources, and for a size of numbers that hidden states do not have.
+
+    ``collecting``: options that were given and that say which conversations are collected; ``caching``: how their
+    states are kept.
+    """
+    idle = [] if states is None else caching if is_address(states) else [*collecting, *caching]
+    if idle:
+        what = "a server that gives them again" if is_address(states) else "a folder that is read as it is"
+        raise BadInput(f"{', '.join(idle)} cannot be used with --states {states}, {what}; leave it out")
     if states is not None and data is not None and not is_address(states):
         raise BadInput("--states and --data are two sources of conversations; give one of them")
     if state_bits not in (8, 16):

@@ -20,6 +20,10 @@ def seeded(seed: int, number: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+ROUNDS, OF_ROUNDS = "rounds", ("accept_1", "round_tokens")
+"""Among losses: how many rounds were played over a batch, and what are means over these."""
+
+
 @torch.no_grad()
 def mean_losses(
     head: Head,
@@ -27,15 +31,18 @@ def mean_losses(
     losses: Callable[[Batch], dict[str, Tensor]],
     chance: Callable[[int], AbstractContextManager[None]],
 ) -> dict[str, float]:
-    """Means over tokens of ``losses`` by name; empty where there are no batches. ``chance``: draws for a number."""
+    """Means over tokens of ``losses`` by name, of some over rounds; empty where there are no batches. ``chance``: draws
+    for a number."""
     head.eval()
     sums: dict[str, float] = {}
-    weight = 0
+    weights: dict[str, float] = {}
     for number, batch in enumerate(batches):
         count = int(batch.answer.sum())
         with chance(-1 - number):
             found = losses(batch)
+        rounds = float(found.pop(ROUNDS, 0.0))
         for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + count * float(value)
-        weight += count
-    return {name: value / weight for name, value in sums.items()} if weight else {}
+            weight = rounds if name in OF_ROUNDS else count
+            sums[name] = sums.get(name, 0.0) + weight * float(value)
+            weights[name] = weights.get(name, 0.0) + weight
+    return {name: value / weights[name] for name, value in sums.items() if weights[name]}

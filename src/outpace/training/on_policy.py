@@ -16,7 +16,7 @@ import torch
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
-from outpace.training.dataset import TrainingData
+from outpace.training.dataset import Own, TrainingData, every
 from outpace.training.replay import Replaying
 from outpace.training.shards import Conversation
 
@@ -44,6 +44,14 @@ class OnPolicy:
         self.data, self.head, self.teacher, self.target = data, head, teacher, target
         self.share, self.stop_ids, self.most = share, stop_ids, most
 
+    @property
+    def cut(self) -> list[int]:
+        return self.data.cut
+
+    @property
+    def reading(self) -> float:
+        return self.data.reading
+
     def answer_tokens(self) -> int:
         return self.data.answer_tokens()
 
@@ -53,13 +61,13 @@ class OnPolicy:
     def all_held_out(self) -> Iterator[Batch]:
         return self.data.all_held_out()
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         order = random.Random(f"on policy {epoch}")
         for _ in range(skip):
             order.random()
         for number, batch in enumerate(self.data.train(epoch, skip), skip):
-            own = order.random() < self.share
-            yield self.rewritten(batch, epoch * 1_000_003 + number) if own else batch
+            wanted = order.random() < self.share
+            yield self.rewritten(batch, epoch * 1_000_003 + number) if wanted and own(number) else batch
 
     def rewritten(self, batch: Batch, seed: int) -> Batch:
         """The batch's prompts with the head's answers, and the target's last hidden states (B, T, hidden) over both."""

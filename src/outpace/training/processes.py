@@ -81,11 +81,15 @@ class Processes:
             torch.distributed.broadcast_object_list(found, src=rank)
         return found[0]
 
+    def has(self, number: int) -> bool:
+        """Whether the item of this number is this process's."""
+        return number % self.count == self.rank
+
     def deal(self, items: Iterator[T]) -> Iterator[T]:
         """This process's own of ``items``, which all have in the same order; all are given as many."""
         own: list[T] = []
         for number, item in enumerate(items):
-            if number % self.count == self.rank:
+            if self.has(number):
                 own = [item]
             if number % self.count == self.count - 1:
                 yield from own
@@ -106,6 +110,12 @@ def _explained() -> Iterator[None]:
             f"another process of this training has ended ({one_line(error)}); what was saved is kept: start all of "
             "them again with --resume"
         ) from error
+
+
+def take_own_gpu() -> None:
+    """Of several processes on a machine with GPUs each computes on one of its own. Called before a model is loaded."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def started_together(device: str) -> Processes:

@@ -18,7 +18,7 @@ from outpace.core.tree import TokenTree
 from outpace.heads.base import Batch, Head, Replay, Teacher
 from outpace.heads.simulated_rounds import answer_spans, played
 from outpace.targets.base import Sequence, Target
-from outpace.training.dataset import TrainingData
+from outpace.training.dataset import Own, TrainingData, every
 
 MOST = 64
 """Chains that are replayed in a batch, at most."""
@@ -36,6 +36,14 @@ class Replaying:
         self.data, self.head, self.teacher, self.target = data, head, teacher, target
         self.share, self.most = share, most
 
+    @property
+    def cut(self) -> list[int]:
+        return self.data.cut
+
+    @property
+    def reading(self) -> float:
+        return self.data.reading
+
     def answer_tokens(self) -> int:
         return self.data.answer_tokens()
 
@@ -45,11 +53,11 @@ class Replaying:
     def all_held_out(self) -> Iterator[Batch]:
         return self.data.all_held_out()
 
-    def train(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+    def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         for number, batch in enumerate(self.data.train(epoch, skip), skip):
             order = random.Random(f"replay {epoch} {number}")
             wanted = order.random() < self.share
-            yield self.replayed(batch, order) if wanted else batch
+            yield self.replayed(batch, order) if wanted and own(number) else batch
 
     def replayed(self, batch: Batch, order: random.Random) -> Batch:
         """The batch with chains from rows where drafts fail; as it is where none does."""
@@ -71,11 +79,20 @@ class Replaying:
         return replace(batch, replay=Replay(tokens, torch.cat(list(after.values())), places))
 
     def failed(self, batch: Batch, accepted: Tensor, steps: int) -> list[int]:
-        """Rows from which rounds begin whose drafts are not all accepted, in conversations that are whole."""
+        """Rows from which rounds begin whose drafts are not accepted as far as the answer goes, in conversations that
+        are whole. Without those of which nothing is learned: the token that the draft should begin with is none that
+        can be drafted."""
         offsets = batch.offsets or [0] * len(batch.conversations())
         whole = {start for (start, _), offset in zip(batch.conversations(), offsets, strict=True) if not offset}
         spans = [span for span in answer_spans(batch) if span[0] in whole]
-        return [row for row in played(spans, accepted.tolist()) if int(accepted[row]) < steps]
+        known = self.head.draft_vocabulary.t2d(self.target.vocab_size).cpu()[batch.tokens] >= 0
+        learned = batch.ahead(batch.answer & known, 2).flatten()
+        return [
+            row
+            for first, begin, end in spans
+            for row in played([(first, begin, end)], accepted.tolist())
+            if int(accepted[row]) < min(steps, end - row - 2) and bool(learned[row])
+        ]
 
     def _after(self, batch: Batch, rows: list[int], drafted: Tensor) -> dict[int, Tensor]:
         """By row: the target's last states (steps - 1, hidden) after the tokens of its chain but the last."""

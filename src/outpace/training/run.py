@@ -19,6 +19,7 @@ from outpace.heads.kinds import find_kind
 from outpace.model import Model
 from outpace.training.data_config import BatchConfig
 from outpace.training.dataset import Conversations, Dataset
+from outpace.training.given_states import GivenStates
 from outpace.training.on_policy import with_on_policy
 from outpace.training.processes import LostProcess, Processes
 from outpace.training.run_state import read_state
@@ -90,12 +91,13 @@ class Run:
             served=None if self.server is None else self.server.states_of,
         )
         if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
-            ids = state["words"].cpu()
+            ids, own = state["words"].cpu(), "draft_vocabulary.rows" in state["head"]
         elif self.start is not None:
             ids = self.start.words(config.vocabulary, dataset, target.vocab_size)
+            own = self.start.head.draft_vocabulary.own
         else:
-            ids = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids))
-        head = checkpoint.new_head(config, target, ids, self.seed)
+            ids, own = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids)), False
+        head = checkpoint.new_head(config, target, ids, self.seed, own=own)
         teacher = teacher_of(target, head, where)
         head.initialise(target, teacher)
         if self.start is not None:
@@ -109,8 +111,10 @@ class Run:
             accumulate=batches.accumulate,
             shard=batches.shard,
             seed=self.seed,
+            asked_seconds=self.bound.seconds,
         )
-        return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock, processes)
+        clock, source = self.bound.clock, self.shards.folder.name if isinstance(self.shards, GivenStates) else ""
+        return Trainer(head, teacher, learned_from, self.folder, schedule, where, clock, processes, source)
 
 
 def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:

@@ -35,6 +35,8 @@ class Schedule:
     shard: bool = False
     """Each process keeps the optimiser's state of some weights alone."""
     seed: int = 0
+    asked_seconds: float | None = None
+    """What the user gave for the whole run, data included; None: ``seconds``."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or not self.epochs > 0:
@@ -42,7 +44,8 @@ class Schedule:
 
     def length(self, answers: int) -> dict[str, float]:
         """What decides when a run ends; ``answers``: tokens of answers in a pass."""
-        return {"epochs": self.epochs, "seconds": self.seconds, "answers": answers}
+        seconds = self.seconds if self.asked_seconds is None else self.asked_seconds
+        return {"epochs": self.epochs, "seconds": seconds, "answers": answers}
 
 
 @dataclass(slots=True)

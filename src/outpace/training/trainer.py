@@ -9,7 +9,6 @@ finite changes nothing.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.placement import training_dtype
 from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
-from outpace.training.mean_losses import mean_losses, seeded
+from outpace.training.mean_losses import ROUNDS, mean_losses, seeded
 from outpace.training.memory import give_back
 from outpace.training.optimiser import ALONE, Optimiser
 from outpace.training.processes import LostProcess, Processes
@@ -49,6 +48,7 @@ class Trainer:
     """Trains one head on ``device``. ``run`` returns when the data, the time or the patience is used up.
 
     ``folder``: where the state of the run is kept. ``clock``: seconds. ``processes``: those that train together.
+    ``source``: the folder of states that another engine wrote, where conversations come from one.
     """
 
     def __init__(
@@ -61,15 +61,17 @@ class Trainer:
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
         processes: Processes = ALONE,
+        source: str = "",
     ) -> None:
-        self.processes = processes
+        self.processes, self.source = processes, source
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
         self.schedule, self.device, self.clock = schedule, device, clock
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         trained = dict(self._trained())
-        matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("words.")]
-        others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("words.")]
+        lm_head = set(self.head.draft_vocabulary.parameters())
+        matrices = [one for one in trained.values() if one.dim() == 2 and one not in lm_head]
+        others = [one for one in trained.values() if one.dim() != 2 or one in lm_head]
         rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
         kind = ShardedOptimiser if schedule.shard and processes.count > 1 else Optimiser
         self.optimiser = kind(list(trained.values()), matrices, others, rate, schedule.vector_rate, processes)
@@ -120,22 +122,30 @@ class Trainer:
         return self.progress
 
     def speed(self, steps: int = 3, patience: float = math.inf) -> TrainingSpeed:
-        """How fast it trains. The run is of no other use afterwards.
+        """How fast it trains, what makes its batches ready included. The run is of no other use afterwards.
 
         A first step does not count, unless it takes more than ``patience`` seconds: then it is all.
         """
         together = self.schedule.accumulate
         self.schedule = replace(self.schedule, accumulate=1)
-        batches = list(itertools.islice(self.data.train(self.schedule.seed), steps))
+        coming, batches, waited = self.data.train(self.schedule.seed), list[Batch](), list[float]()
+        while len(batches) < steps:
+            began = self.clock()
+            batch = next(coming, None)
+            if batch is None:
+                break
+            batches.append(batch)
+            waited.append(self.clock() - began if batches[1:] else 0.0)  # the first waits until many have been read
         if not batches:
             raise BadInput("there is nothing to train on: no conversation outside the held-out split")
-        for counted in (batches[:1], batches[1:] or batches):
+        for counted, spent in ((batches[:1], 0.0), (batches[1:] or batches, sum(waited))):
             began, before = self.clock(), self.progress.tokens
             for batch in counted:
                 self._step(batch)
-            tokens, seconds = self.progress.tokens - before, max(self.clock() - began, 1e-9)
+            tokens, seconds = self.progress.tokens - before, max(spent + self.clock() - began, 1e-9)
             if seconds > patience:
                 break
+        seconds += tokens * self.data.reading
         return TrainingSpeed(tokens / seconds, together * tokens / len(counted))
 
     @property
@@ -149,7 +159,8 @@ class Trainer:
         while True:
             seen = False
             had = self.progress.batch * count  # by an earlier run
-            for batch in self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch, had)):
+            epoch = self.schedule.seed + self.progress.epoch
+            for batch in self.processes.deal(self.data.train(epoch, had, self.processes.has)):
                 seen = True
                 yield batch
             if not seen and not had:
@@ -174,7 +185,7 @@ class Trainer:
         self._asked += int(batch.answer.sum())
         self._gathered += 1
         keep = 0.95 if self.progress.step >= 20 else 0.5
-        figures = {name: float(value.detach()) for name, value in found.items()}
+        figures = {name: float(value.detach()) for name, value in found.items() if name != ROUNDS}
         if self._gathered == wanted:
             try:
                 share, asked = processes.of_first(self.share), processes.total(self._asked)
@@ -262,7 +273,7 @@ class Trainer:
         if not self.processes.first:
             return
         progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
-        progress["batch"] = max(0, self.progress.batch - self._gathered)
+        progress["batch"] = max(0, self.progress.batch - self._gathered) * self.processes.count  # of all of them
         state: dict[str, Any] = {
             "head": {name: value for (name, _), value in zip(self._trained(), values, strict=True)},
             "best": self.best,
@@ -270,7 +281,7 @@ class Trainer:
             "progress": progress,
             "config": settings_of(self.head.config),
             "words": self.head.draft_vocabulary.d2t,
-            "length": self.schedule.length(self._answers),
+            "length": self._length(),
         }
         write_state(self.folder, state)
 
@@ -281,9 +292,16 @@ class Trainer:
             return False
         with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
-            if before != self.schedule.length(self._answers):  # a run that is longer now: patience begins anew
+            if {**before, "cut": None} != {**self._length(), "cut": None}:  # a longer run: patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0
             changed = before.get("answers") != self._answers
+            if changed and before.get("source", self.source) != self.source:
+                raise BadInput(
+                    f"{self.folder} holds a run on the conversations of {before['source'] or 'another source'}; to "
+                    f"train its head on others, give another --out, and --from {self.folder}"
+                )
+            if changed or before.get("cut", self.data.cut) != self.data.cut:  # a pass has other batches now
+                self.progress.batch = 0
         if self.best and changed:
             self._measure_best()
         self.optimiser.round()
@@ -303,7 +321,12 @@ class Trainer:
         self.optimiser.restore([state["head"][name] for name in names], state["optimisers"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}
         self.progress = Progress(**state["progress"])
+        self.progress.batch //= self.processes.count
         return dict(state.get("length", {}))
+
+    def _length(self) -> dict[str, Any]:
+        """What decides when the run ends, and which batches a pass has."""
+        return {**self.schedule.length(self._answers), "cut": self.data.cut, "source": self.source}
 
     @torch.no_grad()
     def _measure_best(self) -> None:

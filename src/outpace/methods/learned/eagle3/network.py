@@ -154,7 +154,7 @@ class Eagle3(Head):
         """The loss of all steps: means over rows; in training those weigh more from which rounds would begin.
 
         Otherwise rounds are played over the text too: ``accept_1``, the share of rounds whose first draft token is
-        accepted, and ``round_tokens``, tokens of a round of a chain as long as the unrolling.
+        accepted, ``round_tokens``, tokens of a round of a chain as long as the unrolling, and how many ``rounds``.
         """
         options, count = self.options, batch.tokens.numel()
         weights = torch.ones(count, device=batch.tokens.device)
@@ -165,6 +165,7 @@ class Eagle3(Head):
             if self.training:
                 weights += (options.start_weight - 1.0) * starts
             begun = accepted[starts].float()
+            figures["rounds"] = weights.new_tensor(float(len(begun)))
             figures["accept_1"] = (begun > 0).float().mean() if len(begun) else weights.new_zeros(())
             figures["round_tokens"] = 1.0 + begun.mean() if len(begun) else weights.new_ones(())
         total, sizes = torch.zeros((), device=weights.device), 0.0
