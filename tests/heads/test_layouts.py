@@ -417,6 +417,7 @@ def test_an_lm_head_of_its_own_stays_its_own(tmp_path: Path) -> None:
 def test_medusa_as_vllm_converts_it(tmp_path: Path) -> None:
     head = head_of("medusa", 50)
     folder = written(head, "medusa", tmp_path / "there")
+    assert configuration(folder)["medusa_fc_bias"] is configuration(folder)["original_lm_head"] is True
     found = load_file(folder / "medusa_lm_head.safetensors")
     theirs = {"token_map": found["token_map"], "lm_heads.0.weight": found["0.1.weight"]}
     for index in range(head.options.heads):

@@ -2,7 +2,7 @@
 
 Head K's L-th block is ``K.L.linear``, and behind the last one stands an LM head of its own, ``K.{layers}.weight``.
 Heads of outpace share one, which is written once for each. vLLM's converted checkpoints call the same tensors
-``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well. ``token_map`` (with ``truncated_vocab_size``), the
+``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well, and vLLM reads Medusa's names. ``token_map`` (with ``truncated_vocab_size``), the
 tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits the measured accuracies, as
 paths of ranks, the form that Medusa and TensorRT-LLM take.
 """
@@ -70,6 +70,9 @@ class MedusaLayout(Layout):
             "hidden_size": head.config.hidden_size,
             "vocab_size": target.vocab_size,
             "torch_dtype": "bfloat16",
+            # As vLLM reads it: without the first it leaves out the biases, and only one LM head may be of few tokens.
+            "medusa_fc_bias": True,
+            "original_lm_head": True,
         }
         if head.config.rank_accuracies:
             config["medusa_choices"] = typical_tree(head.config.rank_accuracies, _CHOICES)
