@@ -1,10 +1,10 @@
 """Medusa's own layout (FasterDecoding): ``medusa_lm_head.safetensors`` or ``.pt``, and a count of heads and layers.
 
 Head K's L-th block is ``K.L.linear``, and behind the last one stands an LM head of its own, ``K.{layers}.weight``.
-Heads of outpace share one, which is written once for each. vLLM's converted checkpoints call the same tensors
-``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well, and vLLM reads Medusa's names. ``token_map`` (with ``truncated_vocab_size``), the
-tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits the measured accuracies, as
-paths of ranks, the form that Medusa and TensorRT-LLM take.
+Heads of outpace share one, which is written once for each. vLLM reads these names; the checkpoints that were converted
+for it call the same tensors ``blocks.K.layers.L`` and ``lm_heads.K``, and they are read as well. ``token_map`` (with
+``truncated_vocab_size``), the tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits
+the measured accuracies, as paths of ranks, the form that Medusa and TensorRT-LLM take.
 """
 
 from __future__ import annotations
