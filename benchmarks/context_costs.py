@@ -107,7 +107,7 @@ def decoded(models: dict[str, Model], kept: list[dict[str, Sequence]], method: s
             if number == 0:
                 answered(models[name], sequences[name], method, 8)  # measures the costs that the method asks for
             one = answered(models[name], sequences[name], method, tokens)
-            rates[name].append((one.metrics.tokens - one.metrics.answered, one.metrics.decode_seconds))
+            rates[name].append((one.metrics.decode_tokens, one.metrics.decode_seconds))
             answers[name].append(list(one.tokens))
             counts[name][0] += one.metrics.committed
             counts[name][1] += one.metrics.rounds

@@ -184,7 +184,7 @@ def _answer(one: Library, row: str, told: dict[str, Any]) -> dict[str, Any]:
         if error.fatal:
             one.worker, one.error = None, str(error)
         return {"error": str(error)}
-    return {"tokens": reply["tokens"], "seconds": reply["seconds"], "ttft_ms": reply["ttft_ms"]}
+    return {"tokens": reply["tokens"], "first": reply["first"], "seconds": reply["seconds"], "ttft_ms": reply["ttft_ms"]}
 
 
 def _stop_ids(model: str) -> list[int]:
@@ -321,7 +321,7 @@ def rewritten(page: str, result: dict[str, Any]) -> str:
 
 def rates(answers: dict[str, dict[str, Any]], ids: list[str]) -> list[Rate]:
     """(tokens, seconds) after the first token of each answer."""
-    return [(len(answers[id_]["tokens"]) - 1, answers[id_]["seconds"]) for id_ in ids]
+    return [(len(answers[id_]["tokens"]) - answers[id_].get("first", 1), answers[id_]["seconds"]) for id_ in ids]
 
 
 def _as_none(name: str, rows: dict[str, dict[str, dict[str, Any]]], ids: list[str]) -> str:

@@ -22,7 +22,7 @@ from outpace.bench.peers.entries import Answer, Entry, Question
 from outpace.bench.peers.libraries import PEERS, choose
 from outpace.bench.peers.peer_rows import compared
 from outpace.bench.peers.peers_report import PeersReport
-from outpace.bench.peers.round_robin import RoundRobin, rotated
+from outpace.bench.peers.round_robin import RoundRobin, shuffled
 from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.bench.peers.workers.serve import Clock
 from outpace.bench.settings import Progress
@@ -36,7 +36,7 @@ ROW = ["name", "config", "version", "precision", "decode_tokens_per_second", "ci
 # --- processes
 
 
-def test_rows_take_turns_and_another_one_is_first_each_time(tmp_path: Path) -> None:
+def test_rows_take_turns_in_another_order_each_time(tmp_path: Path) -> None:
     plan = plan_of(fake(tmp_path, "a", ["x", "y"], ours=True), fake(tmp_path, "b"), fake(tmp_path, "c"))
     assert run_of(plan).go() is True
     said = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
@@ -45,7 +45,7 @@ def test_rows_take_turns_and_another_one_is_first_each_time(tmp_path: Path) -> N
     assert {token for _, token, _ in said[:4]} == {"9"}, "the warm-up has a prompt of its own"
     for number, question in enumerate(QUESTIONS):
         turn = said[4 + 4 * number : 8 + 4 * number]
-        assert [who for who, *_ in turn] == rotated(order, number)
+        assert [who for who, *_ in turn] == shuffled(order, number)
         assert {(token, length) for _, token, length in turn} == {(str(question.tokens[0]), "5")}
     for entry in plan.entries:
         assert entry.error is None
@@ -109,6 +109,7 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
     last = clock.last
     clock.emit([5])
     assert clock.tokens == [1, 2, 3]
+    assert clock.reply()["first"] == 2
     assert clock.last == last
 
 
@@ -125,7 +126,8 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     run.on_progress = press
     assert run.go() is False
     assert (run.stopped, run.answered) == ("Ctrl-C", 1)
-    assert [list(entry.answers) for entry in plan.entries] == [["q0"], ["q0", "q1"]]
+    first, second = shuffled(plan.entries, 1)
+    assert [list(entry.answers) for entry in (first, second)] == [["q0", "q1"], ["q0"]]
     assert told[-1].total == 8
     assert all(worker._process.poll() is not None for _, worker in run._running.values())
 
@@ -201,7 +203,7 @@ def entry(name: str, config: str, rates: dict[str, float], *, wait: float = 100.
     made = Entry(name, config, ours=name == "outpace", precision="int4", version="1", error=error)
     for prompt, rate in rates.items():
         tokens = tuple(range(9)) if name == "outpace" else (*range(6), 0, 0, 0)
-        made.answers[prompt] = Answer(tokens, wait, 8 / rate, 200.0)
+        made.answers[prompt] = Answer(tokens, 1, wait, 8 / rate, 200.0)
     return made
 
 
@@ -243,8 +245,9 @@ def test_rates_are_tokens_over_time_of_all_prompts() -> None:
     seconds = 8 / 40 + 8 / 40 + 8 / 20
     assert sam["decode_tokens_per_second"] == pytest.approx(24 / seconds)
     assert sam["by_category"] == pytest.approx({"chat": 40.0, "qa": 20.0})
-    assert sam["ci95"][0] == pytest.approx(20)
-    assert sam["ci95"][1] == pytest.approx(40)
+    rates, alone = [(8, 8 / 40), (8, 8 / 40), (8, 8 / 20)], [(1.0, 1.0)] * 3
+    assert sam["ci95"] == pytest.approx(list(speedup_interval(rates, alone) or ()))
+    assert sam["ci95"][0] < 20 < 40 < sam["ci95"][1], "of three prompts little is known"
     assert sam["by_category_ci95"]["qa"] is None, "one prompt has no interval"
     assert (sam["ttft_ms"], sam["prompts"], sam["tokens"], sam["memory_mb"]) == (80.0, 3, 27, 200.0)
     assert sam["agreement"] == {"same": 3, "of": 3, "prefix": 1.0}

@@ -14,8 +14,10 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from outpace.bench.peers import rebuild
+from outpace.bench.peers.entries import Answer, Entry, Question
 from outpace.bench.peers.peers_report import PeersReport
 from outpace.bench.peers.rebuild import FOR_THIS_CPU, WITHOUT_TILES, rebuilt, remedy_for
+from outpace.bench.peers.round_robin import RoundRobin
 from outpace.bench.peers.workers import pip_build
 from peers_support import QUESTIONS, comparison_of, fake, plan_of, run_of
 
@@ -212,3 +214,28 @@ def test_flags_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_this_cpu_has_flags() -> None:
     assert rebuild.cpu_flags() & {"sse2", "fp", "asimd", "isa"} or rebuild.cpu_flags() == frozenset()
+
+
+def test_a_run_that_is_stopped_while_a_build_is_measured_again_has_no_half_of_it(
+    amx: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_pip(monkeypatch, tmp_path)
+    plan = plan_of(fake(tmp_path, "crashes", compiled="llama-cpp-python"), fake(tmp_path, "good"))
+    run = run_of(plan)
+    ask, repaired = RoundRobin._ask, False
+
+    def stopping(self: RoundRobin, entry: Entry, question: Question, what: str) -> Answer | None:
+        if repaired and question is QUESTIONS[0]:
+            raise KeyboardInterrupt
+        return ask(self, entry, question, what)
+
+    def built(text: str) -> None:
+        nonlocal repaired
+        repaired = True
+
+    monkeypatch.setattr(RoundRobin, "_ask", stopping)
+    run.on_note = built
+    assert run.go() is False
+    stopped, good = plan.entries
+    assert stopped.error == "was being measured again, in another build, when the run was stopped"
+    assert good.error is None and good.answers

@@ -216,7 +216,7 @@ def test_prompts_of_one_batch_count_together_in_the_interval() -> None:
         def records(seconds: Seq[float]) -> MethodRecords:
             of = MethodRecords("some", method(model))
             for at, (batch, spent) in enumerate(zip(batches, seconds, strict=True)):
-                metrics = RequestMetrics(tokens=11, answered=1, seconds=spent)
+                metrics = RequestMetrics(tokens=11, answered=1, first_tokens=1, seconds=spent)
                 of.records[str(at)] = Record(str(at), "qa", batch, [Answer((), (), metrics, 0.0)])
             return of
 

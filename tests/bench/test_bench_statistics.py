@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from outpace.bench.statistics import Rate, repeated_ngrams, speedup, speedup_interval
+from outpace.bench.statistics import Rate, difference_interval, repeated_ngrams, speedup, speedup_interval
 
 
 def bounds(ours: Sequence[Rate], plain: Sequence[Rate], seed: int = 0, resamples: int = 1000) -> tuple[float, float]:
@@ -65,3 +65,24 @@ def test_repeated_ngrams() -> None:
     assert repeated_ngrams([1, 2, 3, 4, 5]) == (0, 2)
     assert repeated_ngrams([7] * 8) == (4, 5)
     assert repeated_ngrams([1, 2, 1, 2, 1], n=2) == (2, 4)
+
+
+@pytest.mark.parametrize(("size", "least"), [(3, 0.86), (5, 0.88), (12, 0.9)])
+def test_the_interval_of_few_prompts_is_as_wide_as_few_prompts_say(size: int, least: float) -> None:
+    """A plain bootstrap of three has the truth in it three times of four."""
+    rng = np.random.default_rng(2)
+    hits = 0
+    for trial in range(300):
+        times = rng.lognormal(0, 0.2, size=size)
+        times /= np.exp(0.2**2 / 2)
+        low, high = bounds([(10.0, float(time)) for time in times], [(10.0, 1.0)] * size, seed=trial, resamples=400)
+        hits += low <= 1.0 <= high
+    assert least <= hits / 300 <= 1.0
+
+
+def test_differences_are_widened_too() -> None:
+    ours, theirs = [(4.0, 1.0), (6.0, 1.0), (5.0, 1.0)], [(2.0, 1.0), (2.5, 1.0), (3.0, 1.0)]
+    found = difference_interval(ours, theirs)
+    assert found is not None
+    assert found[0] < 2.0 and found[1] > 3.5  # the differences are 2, 3.5 and 2: no resample has others
+    assert difference_interval(ours[:1] * 4, theirs[:1] * 4) == pytest.approx((2.0, 2.0))

@@ -4,16 +4,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.acceptance.greedy import Greedy
-from outpace.bench.records import answer_together
+from outpace.bench.records import Record, answer_together
+from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES
 from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.none import NoDraft
+from outpace.targets.base import Sequence
+from outpace.targets.table import TableTarget
 from support import Releasing
 
 NONE = Method("none", NoDraft(), Greedy(), Fixed(0))
@@ -104,3 +110,28 @@ def test_nothing_stays_open_when_a_forward_fails(fail_at: int) -> None:
     with pytest.raises(RuntimeError, match="the kernel failed"):
         answer_together(target, requests(LENGTHS), 2)
     assert not target.held
+
+
+class Certain(Drafter[DraftState]):
+    """Drafts what a target that counts says."""
+
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
+
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        last = state.sequence.tokens[-1]
+        return TokenTree.chain([(last + 1 + more) % 16 for more in range(budget.depth)])
+
+
+def test_tokens_of_the_first_round_are_not_free() -> None:
+    """Their time is that to the first token, in which the prompt is read."""
+    target = TableTarget(16, lambda path: torch.nn.functional.one_hot(torch.tensor((path[-1] + 1) % 16), 16) * 9.0)
+    method = Method("certain", Certain(), Greedy(), Fixed(4))
+    [found] = answer_together(target, [Request((1,), method, SamplingParams(), 13)])
+    record = Record("one", "chat", answers=[found])
+    assert found.tokens == tuple(token % 16 for token in range(2, 15))
+    assert (found.metrics.first_tokens, record.decode_rate[0]) == (5, 8)
+    [short] = answer_together(target, [Request((1,), method, SamplingParams(), 3)])
+    assert Record("one", "chat", answers=[short]).decode_rate == (0, 0.0)
+    [plain] = answer_together(target, [Request((1,), NONE, SamplingParams(), 13)])
+    assert Record("one", "chat", answers=[plain]).decode_rate[0] == 12

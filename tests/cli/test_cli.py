@@ -63,6 +63,7 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
     (["x", "--threads", str(usable_cpus() + 1)], f"between 1 and {usable_cpus()}"),
     (["x", "--model", "no/such/model/anywhere"], "unknown model"),
     (["x", "--model", "missing.gguf"], "unknown model"),
+    (["x", "--model", "~nosuchuser/model"], "no such user's home folder"),
     (["x", "--model", "toy", "--draft-model", "missing.gguf"], "unknown model"),
     (["x", "--reference", "missing.txt"], "cannot read reference missing.txt: No such file"),
     (["x", "--system", "s", "--raw"], "--raw"),

@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
 
 from outpace import loading
 from outpace.core.errors import BadInput, MissingExtra
 from outpace.loading import load, load_from
-from outpace.models import placement, source
+from outpace.models import placement, source, transformers_files
 from outpace.models.stop_ids import stop_ids
 from outpace.models.tokenizers import HFTokenizer
 
@@ -320,3 +328,20 @@ def test_end_of_turn_counts_only_when_the_template_writes_it() -> None:
     model = tiny_model()
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     assert stop_ids(model, HFTokenizer(tiny_tokenizer(template=None)), 288) == {1}
+
+
+def test_a_tokenizer_of_the_hub_is_downloaded_for_weights_that_are_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, bool] = {}
+
+    honest = AutoTokenizer.from_pretrained(folder)
+
+    def downloaded(name: str, *, local_files_only: bool, **_: Any) -> Any:
+        asked[name] = local_files_only
+        return honest
+
+    monkeypatch.setattr(transformers_files, "hub_answers", lambda: True)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", downloaded)
+    load(folder, tokenizer="organisation/tokenizer")
+    assert asked == {"organisation/tokenizer": False}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,11 @@ import pytest
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.serving import guard
 from outpace.serving.errors import ApiError
+from outpace.serving.logs import Log
+from outpace.serving.server import OwnLog
 from outpace.serving.tenants import Tenant, Terms
+from outpace.traces.trace_format import TraceHeader
+from outpace.traces.trace_writer import TraceLog
 from serving_support import CHAT, COMPLETE, USER, chat, client, complete, events, refused, service
 from test_serving_load import Caller, standing_still, until
 
@@ -253,3 +260,50 @@ def test_an_answer_that_is_not_read_when_the_server_ends_is_no_defect(stream: bo
         assert not any(one.get("more_body") is False for one in caller.sent), "it must not look complete"
 
     asyncio.run(end())
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_defect_is_in_the_log_once_and_without_texts(told_before: bool) -> None:
+    """The HTTP server logs what goes through it with its message and stack; a request's text may be in both."""
+    lines: list[str] = []
+    log = Log(write=lines.append)
+    records = logging.getLogger("test of defects")
+    records.addFilter(OwnLog(log))
+    shown: list[logging.LogRecord] = []
+    records.addHandler(_Kept(shown))
+    try:
+        raise ValueError("a secret prompt")  # noqa: TRY301
+    except ValueError as error:
+        if told_before:
+            log.failure("request failed", error)
+        records.exception("Exception in ASGI application")
+    records.warning("something of its own")
+    assert [one.getMessage() for one in shown] == ["something of its own"]
+    [line] = lines
+    assert "secret" not in line and json.loads(line)["error"] == "ValueError"
+
+
+class _Kept(logging.Handler):
+    def __init__(self, kept: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record)
+
+
+def test_a_trace_that_can_no_longer_be_written_costs_no_answer(tmp_path: Path) -> None:
+    lines: list[str] = []
+    served = service(log=Log(write=lines.append))
+    trace = TraceLog(tmp_path / "trace.jsonl", TraceHeader({"name": "toy"}, "open", 1, "a test"))
+    served.trace = trace
+
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trace._write = full  # type: ignore[method-assign]
+    with client(served) as to:
+        for _ in range(2):
+            assert complete(to, max_tokens=2)
+    assert served.trace is None
+    assert [json.loads(line)["event"] for line in lines] == ["the trace ends here"]

@@ -309,8 +309,8 @@ def test_the_command_prints_figures_for_every_method(cli: Run, trace: str) -> No
     assert rows["none"]["mean_acceptance_length"] == 1
     assert rows["pld"]["mean_acceptance_length"] == 3
     assert rows["none"]["speedup"] == 1
-    # After the first token: 11 tokens in three rounds, beside 11 rounds, each at nearly the cost of one row.
-    assert 3.3 < rows["pld"]["speedup"] < 3.7
+    # After the first round: 9 tokens in three rounds, each at nearly the cost of one row.
+    assert 2.9 < rows["pld"]["speedup"] < 3.1
     text = cli("simulate", "--trace", trace, "--hardware", "h100")
     assert "Predicted, not measured" in text.out
     more = cli(
@@ -452,7 +452,7 @@ def test_traffic_without_a_baseline_gets_one(tmp_path: Path, cli: Run) -> None:
     gain = row["tokens_per_second"] / row["baseline"]["tokens_per_second"]
     assert row["throughput_gain"] == pytest.approx(gain)
     [alone] = simulate(path, "h100", Settings(methods=("pld",))).rows
-    assert 3.3 < alone["speedup"] < 3.7
+    assert 2.9 < alone["speedup"] < 3.1
     assert "without drafts" in cli("simulate", "--trace", str(path), "--hardware", "h100").out
 
 

@@ -216,7 +216,7 @@ def test_decoding_is_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> N
         for entry in self.plan.entries:
             for number, question in enumerate(self.questions):
                 seconds = (2.0 if entry.ours else 3.0) + number
-                entry.answers[question.id] = Answer(tuple(range(5)), 1.0, seconds, None)
+                entry.answers[question.id] = Answer(tuple(range(5)), 1, 1.0, seconds, None)
         self.plan.entries[-1].error = "no room"
         self.plan.entries[-1].answers.clear()
         return True

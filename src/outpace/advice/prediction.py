@@ -43,11 +43,12 @@ where no other candidate's were either."""
 class Played:
     """What decoding each of the answers takes, after its first round.
 
-    ``steps`` (N,): its tokens, as many autoregressive rounds. ``plain`` (N,): these rounds, each counted by its weight:
-    1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method with ``sizes`` (K,) draft tokens in the
-    whole batch, by weight; ``count`` (N,): their number. ``drafting`` (N,): seconds of drafting in them, as they were
-    replayed; NaN where drafting was not run. ``early``: seconds of drafting of each round in which nobody joined, in
-    their order. ``joins``: requests that join while others decode, where the rounds do not show it.
+    ``steps`` (N,): its tokens after those of the first round, as many autoregressive rounds. ``plain`` (N,): these
+    rounds, each counted by its weight: 1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method with
+    ``sizes`` (K,) draft tokens in the whole batch, by weight; ``count`` (N,): their number. ``drafting`` (N,): seconds
+    of drafting in them, as they were replayed; NaN where drafting was not run. ``early``: seconds of drafting of each
+    round in which nobody joined, in their order. ``joins``: requests that join while others decode, where the rounds do
+    not show it.
     """
 
     steps: Figures
@@ -91,15 +92,14 @@ def of_records(
         for number, committed in zip(one.requests, one.committed, strict=True):
             if number == UNCOUNTED:
                 continue
-            tokens[number] += committed
             if number not in fresh:
+                tokens[number] += committed
                 rounds[number, at[one.draft_tokens]] += weight
                 count[number] += 1
                 drafting[number] += one.draft_seconds
-    steps = tokens - 1.0
     # An answer that was drawn anew has another length than the known one, whose rounds ``plain`` are.
-    base = steps if plain is None else plain * steps / known
-    return Played(steps, base, rounds, count, np.array(sizes, float), drafting, np.array(early))
+    base = tokens if plain is None else plain * tokens / known
+    return Played(tokens, base, rounds, count, np.array(sizes, float), drafting, np.array(early))
 
 
 def of_chains(
@@ -113,12 +113,15 @@ def of_chains(
     count = np.array([one.rounds for one in found])
     drafted = sum(one.draft_tokens for one in found) / max(count.sum(), 1e-9)
     weights = np.array([_chain_weight(one, length, costs) for one in answers])
-    steps = np.array([len(one) - 1.0 for one in ratios])
+    steps = np.array([one.tokens for one in found])
+    known = np.array([max(1.0, len(one) - 1.0) for one in ratios])
     nothing = np.full(len(found), np.nan)
     joins = max(0, len(found) - costs.batch)
     sizes = np.array([costs.batch * drafted])
     rounds = (count * weights)[:, None]
-    return Played(steps, steps if plain is None else plain, rounds, count, sizes, nothing, np.array([]), joins)
+    return Played(
+        steps, steps if plain is None else plain * steps / known, rounds, count, sizes, nothing, np.array([]), joins
+    )
 
 
 def _chain_weight(answer: KnownAnswer, length: int, costs: RoundCosts) -> float:

@@ -65,7 +65,7 @@ def bench(
     {"num_draft_tokens": 8}}``, and behind it an acceptance rule: ``pld@top-beta(tau=0.5)``. ``prompts``: questions,
     texts, or the path of a file as :func:`~outpace.prompts.questions.load_prompts` reads it; None takes the embedded
     set. ``limit``: use that many, from all categories in turn. ``sweep``: values of settings,
-    ``{"pld.num_draft_tokens": [2, 4]}``; each combination is a row of its own, ``pld#num_draft_tokens=2`` (at most 32
+    ``{"pld.num_draft_tokens": [2, 4]}``; each combination is a row of its own, ``pld#num_draft_tokens=2`` (at most 64
     rows). ``max_new_tokens``: per answer. ``batch_size``: requests decoded at once; another joins when one ends.
     ``references``: texts that methods may copy from. ``namespace``: where each method keeps what it learns from prompt
     to prompt; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are those of

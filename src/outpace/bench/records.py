@@ -69,9 +69,9 @@ class Record:
 
     @property
     def decode_rate(self) -> tuple[float, float]:
-        """(tokens after the first, seconds after the first), summed over the turns."""
+        """(tokens after those of the first round, seconds after it), summed over the turns."""
         metrics = self.metrics
-        return metrics.tokens - metrics.answered, metrics.decode_seconds
+        return metrics.decode_tokens, metrics.decode_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,13 +263,13 @@ class _Run:
         settings: BenchSettings,
         on_slice: Callable[[MethodRecords], None] = lambda _: None,
     ) -> dict[MethodRecords, tuple[list[Answer], float]]:
-        """:meth:`_answer`, again for those that measured costs in the middle of it: that happens once on a machine. Not
-        with a namespace, where the second answer would copy from the first."""
-        found, left = dict[MethodRecords, tuple[list[Answer], float]](), list(entries)
+        """:meth:`_answer`, again where a method measured costs in the middle of it: that happens once on a machine. All
+        answer again, since each is compared with what the others took at the same moments. Not with a namespace, where
+        the second answer would copy from the first."""
+        found = dict[MethodRecords, tuple[list[Answer], float]]()
         for _ in range(1 if settings.namespace else _ATTEMPTS):
-            answered, left = self._answer(left, asked, turn, settings, on_slice)
-            found |= answered
-            if not left:
+            found, disturbed = self._answer(entries, asked, turn, settings, on_slice)
+            if not disturbed:
                 break
         return found
 

@@ -95,7 +95,8 @@ class _Certification:
         if self.baseline is not None and not drafts_nothing(self.baseline, baseline_before):
             self.remarks.append("the baseline does not count draft tokens: whether the baseline drafts is not known")
         tests = self._tests() if sampled else []
-        checks = [one.check(len(tests), self.plan.alpha, self.bias) for one in tests]
+        able = sum(bool(one.freedom) for one in tests)  # others can find nothing, and are not corrected for
+        checks = [one.check(able, self.plan.alpha, self.bias) for one in tests]
         structured = check_structured(self.endpoint, self.plan.params, self._seed(9, 0))
         return self._conclude(greedy, tests, checks, structured, before)
 

@@ -21,6 +21,14 @@ from outpace.core.errors import BadInput
 _UNFINISHED = ".unfinished"
 
 
+def home_expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with ``~`` and ``~user`` replaced. Raises BadInput for a user without a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BadInput(f"'{os.fspath(path)}': there is no such user's home folder; give the whole path") from None
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Where to write a file: it is renamed to ``path`` when the block ends without an error, and removed otherwise.

@@ -31,7 +31,7 @@ PHASES = ("draft", "score", "accept", "other")
 _SUMMED = (
     *("prompt_tokens", "cached_tokens", "preemptions", "tokens", "answered"),
     *("rounds", "committed", "drafting", "drafted", "accepted", "judged"),
-    *("seconds", "first_token_seconds"),
+    *("seconds", "first_token_seconds", "first_tokens"),
 )
 
 
@@ -76,6 +76,8 @@ class RequestMetrics:
     seconds: float = 0.0
     """From the start of the request to its last token."""
     first_token_seconds: float = 0.0
+    first_tokens: int = 0
+    """Tokens that were there at that time: a first round with a draft has several."""
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     caches: tuple[CacheUse, ...] = ()
     """The drafter's caches when the request left."""
@@ -101,8 +103,13 @@ class RequestMetrics:
             self.accepted_at_depth[at] += 1
 
     @property
+    def decode_tokens(self) -> int:
+        """Tokens after those of the first round."""
+        return self.tokens - self.first_tokens
+
+    @property
     def decode_seconds(self) -> float:
-        """Seconds after the first token; 0 where there was none."""
+        """Seconds after the first round with a token; 0 where there was none."""
         return self.seconds - self.first_token_seconds if self.answered else 0.0
 
     def figures(self) -> dict[str, Any]:
@@ -112,7 +119,7 @@ class RequestMetrics:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_second": ratio(self.tokens, self.seconds),
-            "decode_tokens_per_second": ratio(self.tokens - self.answered, self.decode_seconds),
+            "decode_tokens_per_second": ratio(self.decode_tokens, self.decode_seconds),
             "ttft_ms": ratio(1e3 * self.first_token_seconds, self.answered),
             "mean_acceptance_length": ratio(self.committed, self.rounds),
             "acceptance_rate": ratio(self.accepted, self.drafted),

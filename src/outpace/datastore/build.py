@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outpace.core.errors import BadInput
-from outpace.core.files import atomic_file
+from outpace.core.files import atomic_file, home_expanded
 from outpace.datastore.corpus import TokenPiece
 from outpace.datastore.layout import ENTRY_BYTES, MOST_DEPTH, MOST_TOKENS, SEPARATORS, Header, digest
 from outpace.datastore.suffixes import CHUNK, suffix_order
@@ -100,7 +100,7 @@ def build_datastore(
     matched. Whatever interrupts it, ``path`` is left as it was and nothing is left beside it. Needs about 20 bytes of
     memory a token and 100 MB. Raises BadInput for an empty corpus and where the file cannot be written.
     """
-    place = Path(path).expanduser()
+    place = home_expanded(path)
     if place.exists() and not place.is_file():
         raise BadInput(f"cannot write the datastore '{place}': it is a folder or a device; name a file")
     corpus = Corpus()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput
-from outpace.core.files import parse_json
+from outpace.core.files import home_expanded, parse_json
 from outpace.core.text import Encoder, encoded
 
 FIELDS = ("text", "prompt", "turns", "messages")
@@ -46,7 +46,7 @@ def read_corpus(files: Seq[str | os.PathLike[str]]) -> Iterator[TextPiece]:
     A line of JSON is an object with "text" or "prompt" (a text), "turns" (texts, a document each) or "messages"
     (objects with "content", a document each). Raises BadInput for a file that cannot be read as such.
     """
-    paths = [Path(file).expanduser() for file in files]
+    paths = [home_expanded(file) for file in files]
     for path in paths:
         if path.is_dir():
             raise BadInput(f"'{path}' is a folder; name the files in it")

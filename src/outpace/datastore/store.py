@@ -12,13 +12,13 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from outpace.core.errors import BadInput
+from outpace.core.files import home_expanded
 from outpace.datastore.layout import HEADER_BYTES, REBUILD, Header, digest
 
 _PARTS = 64
@@ -177,7 +177,7 @@ def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None)
     ``fingerprint``: the tokenizer's (``ChatTokenizer.fingerprint``); a corpus of another vocabulary is refused. Raises
     BadInput for a file that is missing, damaged, cut short or no datastore.
     """
-    place = Path(path).expanduser()
+    place = home_expanded(path)
     name = f"datastore '{place}'"
     if not place.exists():
         raise BadInput(f"{name} does not exist; build one with: outpace datastore build FILES... --model M --out PATH")

@@ -181,7 +181,7 @@ def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: 
             last.batch, last.seconds, last.draft_seconds = len(active), now - began, phases.get("draft", 0.0)
         if one.tokens and not one.metrics.answered:
             one.metrics.answered = 1
-            one.metrics.first_token_seconds = now - one.started
+            one.metrics.first_token_seconds, one.metrics.first_tokens = now - one.started, len(one.tokens)
         one.metrics.tokens = len(one.tokens)
         one.metrics.seconds = now - one.started
 

@@ -27,10 +27,11 @@ _ROWS = 64
 
 
 class ChainRounds(NamedTuple):
-    """Expected ``rounds`` of an answer, those after the first one, and the draft tokens in them."""
+    """Expected ``rounds`` of an answer, those after the first one, the draft tokens in them, and their ``tokens``."""
 
     rounds: float
     draft_tokens: float
+    tokens: float
 
 
 def likelihood_ratios(draft: Target, answers: Seq[KnownAnswer]) -> list[list[float]]:
@@ -90,7 +91,7 @@ def chain_rounds(ratios: Seq[float], length: int, *, block: bool = True) -> Chai
     arrive = [0.0] * (total + 1)
     """How likely a round begins after so many tokens of the answer."""
     arrive[0] = 1.0
-    rounds = drafted = 0.0
+    rounds = drafted = first = 0.0
     for at in range(total):
         if arrive[at] <= 0.0:
             continue
@@ -101,4 +102,6 @@ def chain_rounds(ratios: Seq[float], length: int, *, block: bool = True) -> Chai
         reached = [1.0, *path_acceptance(ratios[at : at + count], block=block), 0.0]
         for accepted in range(count + 1):
             arrive[at + accepted + 1] += arrive[at] * (reached[accepted] - reached[accepted + 1])
-    return ChainRounds(rounds, drafted)
+        if not at:
+            first = sum(reached)
+    return ChainRounds(rounds, drafted, total - first)

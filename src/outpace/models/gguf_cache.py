@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from outpace.core.errors import BadInput, out_of_memory
-from outpace.core.files import read_json, settle, write_atomically
+from outpace.core.files import home_expanded, read_json, settle, write_atomically
 from outpace.core.progress import stage
 from outpace.core.version import __version__
 from outpace.models import gguf_convert
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 def cache_dir() -> Path:
     """The user's cache directory, or what OUTPACE_CACHE names."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("outpace"))
+    return home_expanded(named) if named else Path(platformdirs.user_cache_dir("outpace"))
 
 
 def converted(path: Path, dtype: torch.dtype) -> Path:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from outpace.core import names
 from outpace.core.errors import BadInput, MissingExtra
+from outpace.core.files import home_expanded
 
 GGUF_MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
@@ -57,7 +58,7 @@ def resolve(name: str | os.PathLike[str]) -> Source:
         return Source("gguf", str(_in_wheel(text, EMBEDDED[text])))
     if not text.strip():
         raise BadInput("the model's name is empty; name an embedded model, a folder, a .gguf file or a hub id")
-    path = Path(text).expanduser()
+    path = home_expanded(text)
     if path.is_dir():
         return _folder(path)
     if path.is_file():

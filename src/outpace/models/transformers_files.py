@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.models.hub_access import not_on_hub
+from outpace.core.files import home_expanded
+from outpace.models.hub_access import hub_answers, not_on_hub
 from outpace.models.quiet import explained, one_line, quiet
 from outpace.models.source import Source
 
@@ -84,8 +85,10 @@ def tokenizer_from_files(place: str, given: Any, local: bool) -> HFTokenizer:
         return given
     if given is not None and not isinstance(given, str | os.PathLike):
         return HFTokenizer(given)
-    where = place if given is None else str(Path(given).expanduser())
+    where = place if given is None else str(home_expanded(given))
     folder = Path(where)
+    if given is not None:  # it may be somewhere else than the weights
+        local = folder.is_dir() or not hub_answers()
     if folder.is_dir():
         if not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
             raise BadInput(

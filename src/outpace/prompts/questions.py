@@ -74,10 +74,16 @@ def _by_category(prompts: Iterable[Prompt]) -> list[list[Prompt]]:
 def unique(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Prompts with ids of their own: records are kept by id."""
     seen: dict[str, int] = defaultdict(int)
+    own = {prompt.id for prompt in prompts}
     named = []
     for prompt in prompts:
+        name, first = prompt.id, not seen[prompt.id]
         seen[prompt.id] += 1
-        named.append(prompt if seen[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}"))
+        while not first and name in own:
+            name = f"{prompt.id}#{seen[prompt.id]}"
+            seen[prompt.id] += name in own
+        own.add(name)
+        named.append(prompt if name == prompt.id else replace(prompt, id=name))
     return named
 
 

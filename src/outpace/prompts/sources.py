@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput, MissingExtra
+from outpace.core.files import home_expanded
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.reader import FORMATS, WANTED, prompt_of, read_prompts
 
@@ -104,7 +105,7 @@ class HubSource(Source):
 
 def source(name: str, seed: int = 0) -> Source:
     """The prompts that a person named: a file, or a data set of the hub. Raises BadInput for what is neither."""
-    path = Path(name).expanduser()
+    path = home_expanded(name)
     if path.exists() or path.suffix.lower() in FORMATS or not _HUB.fullmatch(name):
         return FileSource(path, seed)
     return HubSource(name, seed)

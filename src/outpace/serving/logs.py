@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -14,6 +15,8 @@ from outpace.core.errors import OutpaceError, out_of_memory
 
 _FRAMES = 16
 """Of a defect's stack, the innermost."""
+_TOLD = "_written_to_the_log"
+"""An attribute of errors that were."""
 
 
 class Log:
@@ -40,11 +43,17 @@ class Log:
 
         Messages may repeat what was asked, unless the system or the interpreter has written them.
         """
+        with contextlib.suppress(AttributeError):  # few do not take one
+            error.__dict__[_TOLD] = True
         shown = self.texts or isinstance(error, OSError | ArithmeticError | OutpaceError) or out_of_memory(error)
         frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
         where = [f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno} {one.name}" for one in frames]
         message = str(error) if shown else None
         self._line("error", event, {"error": type(error).__name__, "message": message, "where": where or None})
+
+    def has(self, error: BaseException) -> bool:
+        """Whether this very error was written before."""
+        return _TOLD in getattr(error, "__dict__", ())
 
     def event(self, event: str, **fields: Any) -> None:
         """Something about the server itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -102,8 +103,29 @@ def run(
         ssl_keyfile=certificate.key if certificate else None,
     )
     server = _Server(config, service, ready)
-    server.run(sockets=[listening])
+    theirs, ours = logging.getLogger("uvicorn.error"), OwnLog(service.log)
+    theirs.addFilter(ours)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        theirs.removeFilter(ours)
     return not server.force_exit
+
+
+class OwnLog(logging.Filter):
+    """Errors of requests stand in this server's log, once and without texts of requests, and not in uvicorn's."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if not self._log.has(error):
+            self._log.failure("request failed", error)
+        return False
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence as Seq
@@ -136,8 +137,14 @@ class Service:
         tenant.charge(sum(len(one.tokens) for one in generations))
         self._jobs.put(job.id, (tenant.name, job.timelines()))
         if self.trace is not None:
-            for number, ticket in enumerate(job.tickets):
-                self.trace.ended(f"{job.id}/{number}", ticket)
+            try:
+                for number, ticket in enumerate(job.tickets):
+                    self.trace.ended(f"{job.id}/{number}", ticket)
+            except OSError as error:  # the disk is full, say: answers are worth more than their trace
+                self.log.failure("the trace ends here", error)
+                trace, self.trace = self.trace, None
+                with contextlib.suppress(OSError):
+                    trace.close()
         texts = self.log.texts
         self.log.request(
             id=job.id,

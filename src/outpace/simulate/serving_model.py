@@ -70,6 +70,8 @@ class SimulatedRequest:
     first_token: float | None = None
     finished: float | None = None
     committed: int = 0
+    first_tokens: int = 0
+    """Those of the first round that had any."""
     drafted: int = 0
     round_count: int = 0
     cached: int = 0
@@ -254,8 +256,8 @@ class Server:
         one.drafted += each.drafted
         one.round_count += 1
         self.scheduler.served(one.tenant, 0, each.committed)
-        if one.first_token is None:
-            one.first_token = self.env.now
+        if one.first_token is None and each.committed:
+            one.first_token, one.first_tokens = self.env.now, each.committed
         if one.committed >= one.traced.output_tokens:
             self._end(one)
 

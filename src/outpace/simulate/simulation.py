@@ -66,7 +66,7 @@ class Outcome:
             "tokens_per_second": ratio(tokens, self.seconds),
             "requests_per_second": ratio(len(done), self.seconds),
             "user_tokens_per_second": ratio(
-                sum(one.committed - 1 for one, _ in decoding), sum(spent for _, spent in decoding)
+                sum(one.committed - one.first_tokens for one, _ in decoding), sum(spent for _, spent in decoding)
             ),
             "mean_acceptance_length": ratio(tokens, rounds),
             "rounds": rounds,

@@ -163,8 +163,8 @@ def whole(count: int) -> Figures:
 
 
 def decode_rate(weights: Figures, answers: Seq[Answer]) -> Figures:
-    """(R,): tokens a second after the first token, in each resample of the prompts. ``weights`` (R, P)."""
-    tokens = np.array([one.metrics.tokens - one.metrics.answered for one in answers], float)
+    """(R,): tokens a second after the first round, in each resample of the prompts. ``weights`` (R, P)."""
+    tokens = np.array([one.metrics.decode_tokens for one in answers], float)
     seconds = np.array([one.metrics.decode_seconds for one in answers])
     found: Figures = (weights @ tokens) / np.maximum(weights @ seconds, 1e-9)
     return found

@@ -19,17 +19,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process reported: seconds are those after the first token."""
+    """What a process reported: ``first`` tokens came together, first of all, and ``seconds`` are those after them."""
 
     tokens: tuple[int, ...]
+    first: int
     ttft_ms: float
     seconds: float
     memory_mb: float | None
 
     @property
     def rate(self) -> Rate:
-        """(tokens after the first, seconds after the first)."""
-        return len(self.tokens) - 1, self.seconds
+        """(tokens after those that came first, seconds after these)."""
+        return len(self.tokens) - self.first, self.seconds
 
 
 @dataclass(eq=False, slots=True)

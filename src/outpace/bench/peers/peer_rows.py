@@ -69,7 +69,7 @@ def _by_task(read: Callable[[Entry, Sequence[str]], Any]) -> Callable[[Answered]
 
 def _figures(answer: Answer) -> dict[str, float | None]:
     """Of one answer, what the figures are made of."""
-    return {"tokens": len(answer.tokens), "seconds": answer.seconds, "ttft_ms": answer.ttft_ms}
+    return {"tokens": len(answer.tokens), "first": answer.first, "seconds": answer.seconds, "ttft_ms": answer.ttft_ms}
 
 
 def _agreement(row: Row) -> str:

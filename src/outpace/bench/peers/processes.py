@@ -16,6 +16,7 @@ from outpace.bench.peers.gguf_formats import OWN
 from outpace.bench.peers.libraries import PEERS, Config, Peer
 from outpace.bench.peers.weights import Weights
 from outpace.core.errors import BadInput
+from outpace.core.files import home_expanded
 
 WORKERS = Path(__file__).parent / "workers"
 OURS = "outpace"
@@ -153,7 +154,7 @@ def _own_python(named: str | None) -> str | None:
     """The interpreter that has vLLM; None where none was named and there is none beside the current folder."""
     if named is None:
         return str(VLLM_PYTHON.absolute()) if VLLM_PYTHON.is_file() and _has_vllm(str(VLLM_PYTHON)) is True else None
-    path = Path(named).expanduser()
+    path = home_expanded(named)
     if not path.is_file():
         raise BadInput(f"--vllm-python: there is no file {named}; make peers puts one at {VLLM_PYTHON}")
     has = _has_vllm(str(path))

@@ -6,6 +6,7 @@ its rows' part; the others go on.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import sleep
@@ -25,10 +26,10 @@ _WARMUP_TOKENS = 32
 _REST = 0.05  # seconds between two answers, in which the threads of the last one fall asleep
 
 
-def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """The items in turn, another one first each time."""
-    start = by % len(items) if items else 0
-    return [*items[start:], *items[:start]]
+def shuffled(items: Sequence[Item], number: int) -> list[Item]:
+    """The items in an order of their own for each number: none always follows the same one, whose threads may still
+    spin and whose weights fill the caches."""
+    return random.Random(number).sample(items, len(items))
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class RoundRobin:
 
     def _round(self, number: int, question: Question) -> None:
         self.others.begin({worker.pid for _, worker in self._running.values()})
-        for entry in rotated(self.plan.entries, number):
+        for entry in shuffled(self.plan.entries, number):
             answer = self._ask(entry, question, question.category)
             if answer is not None:
                 entry.answers[question.id] = answer
@@ -130,7 +131,8 @@ class RoundRobin:
         if len(reply["tokens"]) != length:  # rates of answers that differ in length are not compared
             self._fail([entry], f"answered {len(reply['tokens'])} of {length} tokens to prompt '{question.id}'")
             return None
-        return Answer(tuple(reply["tokens"]), reply["ttft_ms"], reply["seconds"], reply["memory_mb"])
+        tokens = tuple(reply["tokens"])
+        return Answer(tokens, reply["first"], reply["ttft_ms"], reply["seconds"], reply["memory_mb"])
 
     def _repaired(self, process: WorkerProcess, error: WorkerError) -> bool:
         """Whether the process runs again, in another build, which has answered anew what the first one had."""
@@ -140,12 +142,17 @@ class RoundRobin:
             self._fail(process.entries, str(final))
             return False
         for entry in process.entries:
-            entry.answers.clear()
             self._ask(entry, self.warm_up, "warm-up")
-            for question in self.questions[: self.answered]:
-                answer = self._ask(entry, question, question.category)
-                if answer is not None:
-                    entry.answers[question.id] = answer
+            anew: dict[str, Answer] = {}
+            try:
+                for question in self.questions[: self.answered]:
+                    answer = self._ask(entry, question, question.category)
+                    if answer is not None:
+                        anew[question.id] = answer
+            except KeyboardInterrupt:
+                self._fail(process.entries, "was being measured again, in another build, when the run was stopped")
+                raise
+            entry.answers = anew  # never some of one build and some of the other
         return True
 
     def _fail(self, entries: Sequence[Entry], why: str) -> None:

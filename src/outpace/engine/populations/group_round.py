@@ -65,6 +65,6 @@ def _close_books(one: Generation, phases: dict[str, float], began: float) -> Non
     for phase in PHASES:
         metrics.phase_seconds[phase] += phases.get(phase, 0.0)
     if not metrics.answered:  # every sequence of the group has its first token now
-        metrics.answered, metrics.first_token_seconds = 1, now - one.started
+        metrics.answered, metrics.first_tokens, metrics.first_token_seconds = 1, 1, now - one.started
     metrics.tokens = len(one.tokens)
     metrics.seconds = now - one.started

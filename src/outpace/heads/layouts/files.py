@@ -121,7 +121,7 @@ class HeadFiles:
         """The names of the tensors, without reading them where the format allows it. Raises as ``tensors`` does."""
         path = _weights_of(self.path)
         if path.name.endswith(".index.json"):
-            return frozenset(map(str, read_json(path).get("weight_map") or ()))
+            return frozenset(_placed(path))
         if path.suffix != ".safetensors":
             return frozenset(self.tensors)
         try:

@@ -7,6 +7,7 @@ the tenant's limits is reported to the ingress instead, because a limit holds fo
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from outpace.serving.tenants import Tenant, Tenants, Terms
 
 _LEAVING_SECONDS = 10.0
 """In which an application must end a call whose caller has left."""
+_TENANTS = 10_000
+"""Whose locks are kept, the last ones."""
 
 
 @dataclass(slots=True)
@@ -56,10 +59,17 @@ class ForwardedTenants(Tenants):
 
     def __init__(self) -> None:
         super().__init__(None)
+        self._grammars: OrderedDict[str, asyncio.Lock] = OrderedDict()
+        """By tenant, of all its calls: one of its grammars is compiled at a time."""
 
     def find(self, authorization: str | None) -> Tenant:
         """The tenant of the call under way."""
-        return _CountedTenant(_ACCOUNT.get() or Account())
+        tenant = _CountedTenant(_ACCOUNT.get() or Account())
+        tenant.grammars = self._grammars.setdefault(tenant.name, tenant.grammars)
+        self._grammars.move_to_end(tenant.name)
+        if len(self._grammars) > _TENANTS:
+            self._grammars.popitem(last=False)
+        return tenant
 
 
 async def call_app(app: ASGIApp, call: Call, replica: str) -> AsyncGenerator[Message, None]:

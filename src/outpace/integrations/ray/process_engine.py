@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from outpace.core.child_process import ending_with_parent
 from outpace.core.errors import BadInput, shortened
@@ -125,7 +125,7 @@ async def _replied(url: str, call: Call, replica: str) -> AsyncGenerator[Message
 
 def _read(connection: http.client.HTTPConnection, call: Call, replica: str, put: Callable[[object], None]) -> None:
     try:
-        path = call.path + (f"?{call.query.decode('latin-1')}" if call.query else "")
+        path = quote(call.path) + (f"?{call.query.decode('latin-1')}" if call.query else "")
         connection.request(call.method, path, call.body or None, dict(call.headers))
         answer = connection.getresponse()
         headers = tuple((name, value) for name, value in answer.getheaders() if name.lower() in _PASSED_ON)

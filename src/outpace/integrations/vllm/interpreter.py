@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outpace.bench.peers.processes import VLLM_PYTHON
 from outpace.core.errors import BadInput
+from outpace.core.files import home_expanded
 from outpace.integrations.vllm.versions import REQUIREMENT, check_version
 
 INSTALL = f"install it (pip install '{REQUIREMENT}'; for a CPU: make vllm) or name its interpreter: --vllm-python PATH"
@@ -47,7 +48,7 @@ def find_interpreter(named: str | None, *, must_have_vllm: bool = True) -> Inter
     not supported.
     """
     if named is not None:
-        path = Path(named).expanduser()
+        path = home_expanded(named)
         if not path.is_file():
             raise BadInput(f"--vllm-python: there is no file {named}")
         found = _asked(path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from outpace.core.errors import BadInput
+from outpace.core.files import home_expanded
 
 if TYPE_CHECKING:
     from outpace.gates.gate import Gate
@@ -30,7 +30,7 @@ def stored_gate(kind: str, folder: str, features: int, target: Target, draft: Ta
             f"method '{kind}' needs a gate: train one with 'outpace train {kind} --model MODEL --out FOLDER', and give "
             f"--param {kind}.gate=FOLDER"
         )
-    return open_gate(Path(folder).expanduser(), kind, features, target, draft)
+    return open_gate(home_expanded(folder), kind, features, target, draft)
 
 
 def classifier(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from pathlib import Path
 
 from outpace.core.errors import BadInput
+from outpace.core.files import home_expanded
 from outpace.model import Model
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.prompt import Prompt
@@ -29,7 +30,7 @@ def given_tasks(files: Seq[str | Path], excluded: Overlap, seed: int) -> list[Pr
     """
     if not files:
         return None
-    found = [prompt for file in files for prompt in read_prompts(Path(file).expanduser()).values()]
+    found = [prompt for file in files for prompt in read_prompts(home_expanded(file)).values()]
     usable = [one for one in found if isinstance(one.task, ExactAnswer) and one.text not in excluded]
     if not usable:
         raise BadInput(

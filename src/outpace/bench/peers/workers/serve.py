@@ -3,8 +3,10 @@
     python serve.py LIBRARY.py        # requests on standard input, replies on standard output, a JSON object a line
 
     {"do": "load", "settings": {...}}                               {"version", "precision", "failed": {config: why}}
-    {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}   {"ttft_ms", "seconds", "tokens", "memory_mb"}
+    {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}
+                                                           {"ttft_ms", "first", "seconds", "tokens", "memory_mb"}
 
+"first" is how many tokens came together, first of all: "seconds" are those of the others.
 A request may have a "grammar" beside its prompt: {"kind": "schema" or "lark", "source": text, "gbnf": text}, and
 "on_demand" for a library that can obey it in two ways. Its answer ends where the grammar does; every other answer has
 its full length.
@@ -64,6 +66,7 @@ class Clock:
         self.length = length
         self.tokens: list[int] = []
         self.first = self.last = 0.0
+        self.at_first = 0  # tokens that came together, first of all
         self.began = perf_counter()
 
     def emit(self, tokens: list[int]) -> None:
@@ -74,12 +77,14 @@ class Clock:
             self.first = now
         self.last = now
         self.tokens.extend(tokens[: self.length - len(self.tokens)])
+        self.at_first = self.at_first or len(self.tokens)
 
     def reply(self) -> dict[str, Any]:
         if not self.tokens:
             return {"error": "it answered no token"}
         return {
             "ttft_ms": 1e3 * (self.first - self.began),
+            "first": self.at_first,
             "seconds": self.last - self.first,
             "tokens": [int(token) for token in self.tokens],
         }
