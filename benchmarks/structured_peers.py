@@ -184,7 +184,7 @@ def _answer(one: Library, row: str, told: dict[str, Any]) -> dict[str, Any]:
         if error.fatal:
             one.worker, one.error = None, str(error)
         return {"error": str(error)}
-    return {"tokens": reply["tokens"], "first": reply["first"], "seconds": reply["seconds"], "ttft_ms": reply["ttft_ms"]}
+    return {name: reply[name] for name in ("tokens", "first", "seconds", "ttft_ms")}
 
 
 def _stop_ids(model: str) -> list[int]:
