@@ -161,11 +161,11 @@ def assert_no_nan(value: Any) -> None:
 
 
 def test_rates_are_what_they_say() -> None:
-    metrics = RequestMetrics(tokens=21, answered=1, seconds=5.0, first_token_seconds=1.0)
+    metrics = RequestMetrics(tokens=21, answered=1, seconds=5.0, first_token_seconds=1.0, first_tokens=3)
     figures = metrics.figures()
     assert figures["ttft_ms"] == 1000
     assert figures["tokens_per_second"] == pytest.approx(21 / 5)
-    assert figures["decode_tokens_per_second"] == pytest.approx(20 / 4)
+    assert figures["decode_tokens_per_second"] == pytest.approx(18 / 4), "three came with the first"
     assert figures["seconds"] == 5.0
 
 
@@ -174,7 +174,7 @@ def test_undefined_figures_are_none() -> None:
     for name in ("tokens_per_second", "decode_tokens_per_second", "ttft_ms", "mean_acceptance_length", "draft_ms"):
         assert figures[name] is None
     assert figures["time_split"] == dict.fromkeys(PHASES)
-    one = RequestMetrics(tokens=1, answered=1, seconds=0.5, first_token_seconds=0.5).figures()
+    one = RequestMetrics(tokens=1, answered=1, seconds=0.5, first_token_seconds=0.5, first_tokens=1).figures()
     assert one["decode_tokens_per_second"] is None, "no token came after the first"
     assert ratio(0, 0) is None
     assert ratio(0, 2) == 0
