@@ -81,7 +81,7 @@ def of_records(
     at = {size: index for index, size in enumerate(sizes)}
     rounds, count = np.zeros((len(answers), len(sizes))), np.zeros(len(answers))
     drafting, seen, early = np.zeros(len(answers)), set[int](), list[float]()
-    tokens, known = np.zeros(len(answers)), np.array([len(one.tokens) - 1.0 for one in answers])
+    tokens = np.zeros(len(answers))
     for one in records:
         fresh = [number for number in one.requests if number != UNCOUNTED and number not in seen]
         seen.update(fresh)
@@ -97,8 +97,7 @@ def of_records(
                 rounds[number, at[one.draft_tokens]] += weight
                 count[number] += 1
                 drafting[number] += one.draft_seconds
-    # An answer that was drawn anew has another length than the known one, whose rounds ``plain`` are.
-    base = tokens if plain is None else plain * tokens / known
+    base = _plain_of(tokens, plain, [len(one.tokens) for one in answers])
     return Played(tokens, base, rounds, count, np.array(sizes, float), drafting, np.array(early))
 
 
@@ -114,14 +113,18 @@ def of_chains(
     drafted = sum(one.draft_tokens for one in found) / max(count.sum(), 1e-9)
     weights = np.array([_chain_weight(one, length, costs) for one in answers])
     steps = np.array([one.tokens for one in found])
-    known = np.array([max(1.0, len(one) - 1.0) for one in ratios])
     nothing = np.full(len(found), np.nan)
     joins = max(0, len(found) - costs.batch)
     sizes = np.array([costs.batch * drafted])
     rounds = (count * weights)[:, None]
-    return Played(
-        steps, steps if plain is None else plain * steps / known, rounds, count, sizes, nothing, np.array([]), joins
-    )
+    base = _plain_of(steps, plain, [len(one) for one in ratios])
+    return Played(steps, base, rounds, count, sizes, nothing, np.array([]), joins)
+
+
+def _plain_of(steps: Figures, plain: Figures | None, lengths: Seq[int]) -> Figures:
+    """Autoregressive rounds, by weight, of ``steps`` tokens of answers of ``lengths``, whose rounds after the first one
+    ``plain`` are: neither the rest of a first round with a draft nor an answer that was drawn anew is as long."""
+    return steps if plain is None else plain * steps / np.maximum(1.0, np.array(lengths) - 1.0)
 
 
 def _chain_weight(answer: KnownAnswer, length: int, costs: RoundCosts) -> float:

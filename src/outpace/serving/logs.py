@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import traceback
@@ -43,8 +42,7 @@ class Log:
 
         Messages may repeat what was asked, unless the system or the interpreter has written them.
         """
-        with contextlib.suppress(AttributeError):  # few do not take one
-            error.__dict__[_TOLD] = True
+        error.__dict__[_TOLD] = True
         shown = self.texts or isinstance(error, OSError | ArithmeticError | OutpaceError) or out_of_memory(error)
         frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
         where = [f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno} {one.name}" for one in frames]
@@ -53,7 +51,7 @@ class Log:
 
     def has(self, error: BaseException) -> bool:
         """Whether this very error was written before."""
-        return _TOLD in getattr(error, "__dict__", ())
+        return _TOLD in error.__dict__
 
     def event(self, event: str, **fields: Any) -> None:
         """Something about the server itself."""

@@ -17,6 +17,7 @@ from outpace.heads.base import Batch, Head, Teacher
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
 from outpace.training.dataset import Own, TrainingData, every
+from outpace.training.derived_data import DerivedData
 from outpace.training.replay import Replaying
 from outpace.training.shards import Conversation
 
@@ -24,7 +25,7 @@ MOST = 128
 """Tokens of an answer that is sampled, at most."""
 
 
-class OnPolicy:
+class OnPolicy(DerivedData):
     """Training data of which a ``share`` of the batches has answers of ``head``.
 
     ``stop_ids``: the tokens that end an answer; ``most``: tokens of one.
@@ -41,25 +42,8 @@ class OnPolicy:
         stop_ids: frozenset[int] = frozenset(),
         most: int = MOST,
     ) -> None:
-        self.data, self.head, self.teacher, self.target = data, head, teacher, target
-        self.share, self.stop_ids, self.most = share, stop_ids, most
-
-    @property
-    def cut(self) -> list[int]:
-        return self.data.cut
-
-    @property
-    def reading(self) -> float:
-        return self.data.reading
-
-    def answer_tokens(self) -> int:
-        return self.data.answer_tokens()
-
-    def held_out(self) -> Iterator[Batch]:
-        return self.data.held_out()
-
-    def all_held_out(self) -> Iterator[Batch]:
-        return self.data.all_held_out()
+        super().__init__(data, head, teacher, target, share)
+        self.stop_ids, self.most = stop_ids, most
 
     def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         order = random.Random(f"on policy {epoch}")

@@ -19,12 +19,13 @@ from outpace.heads.base import Batch, Head, Replay, Teacher
 from outpace.heads.simulated_rounds import answer_spans, played
 from outpace.targets.base import Sequence, Target
 from outpace.training.dataset import Own, TrainingData, every
+from outpace.training.derived_data import DerivedData
 
 MOST = 64
 """Chains that are replayed in a batch, at most."""
 
 
-class Replaying:
+class Replaying(DerivedData):
     """Training data of which a ``share`` of the batches carries chains of ``head``, and the target's states after them.
 
     ``most``: chains of a batch, drawn at random from its failed drafts.
@@ -33,25 +34,8 @@ class Replaying:
     def __init__(
         self, data: TrainingData, head: Head, teacher: Teacher, target: Target, *, share: float, most: int = MOST
     ) -> None:
-        self.data, self.head, self.teacher, self.target = data, head, teacher, target
-        self.share, self.most = share, most
-
-    @property
-    def cut(self) -> list[int]:
-        return self.data.cut
-
-    @property
-    def reading(self) -> float:
-        return self.data.reading
-
-    def answer_tokens(self) -> int:
-        return self.data.answer_tokens()
-
-    def held_out(self) -> Iterator[Batch]:
-        return self.data.held_out()
-
-    def all_held_out(self) -> Iterator[Batch]:
-        return self.data.all_held_out()
+        super().__init__(data, head, teacher, target, share)
+        self.most = most
 
     def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
         for number, batch in enumerate(self.data.train(epoch, skip), skip):

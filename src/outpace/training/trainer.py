@@ -292,7 +292,8 @@ class Trainer:
             return False
         with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
-            if {**before, "cut": None} != {**self._length(), "cut": None}:  # a longer run: patience begins anew
+            planned = self.schedule.length(self._answers)
+            if {name: before.get(name) for name in planned} != planned:  # a longer run: patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0
             changed = before.get("answers") != self._answers
             if changed and before.get("source", self.source) != self.source:
