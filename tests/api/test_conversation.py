@@ -106,6 +106,26 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was() -> None:
         model.chat(max_new_tokens=9, processors=Failing()).say("one")
 
 
+def test_a_turn_whose_step_breaks_keeps_no_kv_and_the_talk_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target = counting()
+    with model.chat(max_new_tokens=12) as talk:
+        talk.say("one")
+        idle(model)
+        before, held = talk.history, target.open_kv
+        with monkeypatch.context() as patch:
+            patch.setattr(type(target), "score", broken)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                talk.say("two")
+        idle(model)
+        assert (talk.history, target.open_kv) == (before, held)
+        assert talk.say("two").text
+    assert target.open_kv == 0
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("out of memory")
+
+
 def test_options_are_checked_when_it_begins() -> None:
     model = toy()
     with pytest.raises(BadInput, match="leave out raw"):

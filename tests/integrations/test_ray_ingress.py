@@ -21,7 +21,7 @@ from outpace.integrations.ray.replica import STUCK_SECONDS, AppEngine, Unhealthy
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
 from outpace.serving.tenants import Tenants, Terms
-from ray_support import LocalReplicas, local
+from ray_support import STREAM, LocalReplicas, local
 from serving_support import CHAT, COMPLETE, USER, chat, complete, events, refused, service
 
 ANN = {"Authorization": "Bearer key-of-ann"}
@@ -179,6 +179,23 @@ def test_a_limit_of_tokens_counts_prompts_and_answers_of_all_replicas() -> None:
         chat(to, ignore_eos=True)
         list(events(to, CHAT, messages=USER, ignore_eos=True))
         refused(to, 429, "tokens per minute")
+
+
+def test_the_tokens_of_a_stream_that_is_cut_short_count_for_the_limit() -> None:
+    keys = {"ann": Terms(key="key-of-ann", tokens_per_minute=30)}
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a\\n\\n"}}]}\n\n'
+
+    class Cut:
+        async def ask(self, call: Call) -> AsyncGenerator[Message, None]:
+            yield Head(200, STREAM, "r0", 5)
+            for _ in range(5):
+                yield event * 5
+            raise ReplicaLost("killed")
+
+    to = client(Cut(), keys)
+    to.headers.update(ANN)
+    assert "replica_died" in to.post(CHAT, json={"messages": USER, "stream": True}).text
+    refused(to, 429, "tokens per minute")
 
 
 def chat_tokens() -> int:

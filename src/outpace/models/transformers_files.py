@@ -46,7 +46,7 @@ def model_from_files(source: Source, place: str, precision: Any, device: torch.d
     except OSError as error:
         if source.kind != "hub":
             raise BadInput(f"cannot load '{place}': {one_line(error)}") from error
-        raise BadInput(not_on_hub(source.location, local)) from error
+        raise BadInput(not_on_hub(source.location, local, error)) from error
     except Exception as error:  # config.json is somebody else's file: any value may be of any type
         raise BadInput(
             f"cannot load '{place}': its config.json does not describe a known model: {one_line(error)}"

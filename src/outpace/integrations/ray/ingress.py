@@ -181,18 +181,28 @@ class _Forwarded:
         return True
 
     async def _forward(self, call: Call) -> None:
-        head: Head | None = None
-        async with asyncio.timeout(self._ingress.time_limit) as limit, aclosing(self._ingress.reply(call)) as messages:
-            async for message in messages:
-                if isinstance(message, Head):
-                    limit.reschedule(None)
-                    head = message
-                    self._count(head)
-                    await self._start(head)
-                elif isinstance(message, Tail):
-                    self._tenant.charge(message.completion_tokens)
-                else:
-                    await self._send({"type": "http.response.body", "body": message, "more_body": True})
+        tail: Tail | None = None
+        events = 0
+        try:
+            async with (
+                asyncio.timeout(self._ingress.time_limit) as limit,
+                aclosing(self._ingress.reply(call)) as messages,
+            ):
+                async for message in messages:
+                    if isinstance(message, Head):
+                        limit.reschedule(None)
+                        self._count(message)
+                        await self._start(message)
+                    elif isinstance(message, Tail):
+                        tail = message
+                    else:
+                        events += message.count(b"\n\n")  # JSON has no line breaks of its own
+                        await self._send({"type": "http.response.body", "body": message, "more_body": True})
+        finally:
+            if tail is not None:
+                self._tenant.charge(tail.completion_tokens)
+            elif self._streams and self._decodes:  # cut short: an event has a token or more
+                self._tenant.charge(events)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _count(self, head: Head) -> None:

@@ -110,7 +110,8 @@ async def _replied(url: str, call: Call, replica: str) -> AsyncGenerator[Message
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
             loop.call_soon_threadsafe(read.put_nowait, item)
 
-    threading.Thread(target=_read, args=(connection, call, replica, put), daemon=True).start()
+    left = threading.Event()
+    threading.Thread(target=_read, args=(connection, call, replica, put, left), daemon=True).start()
     try:
         while (item := await read.get()) is not _ENDED:
             if isinstance(item, BaseException):
@@ -118,13 +119,23 @@ async def _replied(url: str, call: Call, replica: str) -> AsyncGenerator[Message
             assert isinstance(item, Head | bytes | Tail)
             yield item
     finally:
+        left.set()
         if connection.sock is not None:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(2)  # wakes the thread that reads
 
 
-def _read(connection: http.client.HTTPConnection, call: Call, replica: str, put: Callable[[object], None]) -> None:
+def _read(
+    connection: http.client.HTTPConnection,
+    call: Call,
+    replica: str,
+    put: Callable[[object], None],
+    left: threading.Event,
+) -> None:
     try:
+        connection.connect()
+        if left.is_set():  # before there was a connection to close
+            return
         path = quote(call.path) + (f"?{call.query.decode('latin-1')}" if call.query else "")
         connection.request(call.method, path, call.body or None, dict(call.headers))
         answer = connection.getresponse()

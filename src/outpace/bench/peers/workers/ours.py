@@ -15,6 +15,7 @@ from outpace.core.version import __version__
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
+from outpace.engine.warm_up import warm_up
 
 
 def load(settings: dict[str, Any]) -> Ours:
@@ -41,7 +42,9 @@ class Ours:
         self.methods: dict[str, Method] = {}
         for name in settings["configs"]:
             try:
-                self.methods[name] = self.model.method(name, draft_model=draft, head=settings["heads"])
+                method = self.model.method(name, draft_model=draft, head=settings["heads"])
+                warm_up(self.model.target, method, 1)  # on a new machine: costs are not measured amid answers
+                self.methods[name] = method
             except OutpaceError as error:  # one that needs a draft model, say; the others can run
                 self.failed[name] = str(error)
 
