@@ -66,7 +66,7 @@ MACHINES = {
     "rows-fast": Machine((2.7, 2.9, 3.3, 3.4, 5.7, 9.5, 19.1), 0.2, 0.1, 0.85, 0.1, 12.0),
     "rows-tiles": Machine((15.6, 15.8, 16.1, 16.8, 19.0, 28.0, 47.0), 0.3, 0.35, 1.9, 0.1, 25.0),
 }
-"""SmolLM2 with its shipped head on two cores: in int4 of an Intel Emerald Rapids, of an AMD Zen 4 and of a Zen 5; and in
+"""SmolLM2 with its shipped head on two cores: in int4 of an Intel Emerald Rapids, of an AMD Zen 4 and a Zen 5; and in
 bfloat16 on the matrix tiles of the first, whose times over 2, 4, 8 and 32 rows lie between those that were
 measured."""
 

@@ -172,7 +172,7 @@ def test_nobody_is_answered_who_left_before_the_connection_opened(
             super().close()
             closed.set()
 
-    monkeypatch.setattr(process_engine.http.client, "HTTPConnection", Slow)
+    monkeypatch.setattr(http.client, "HTTPConnection", Slow)
 
     async def leave() -> None:
         with pytest.raises(TimeoutError):
