@@ -106,7 +106,7 @@ certify: $(DEV) ## the slow tests and the certification of every method and rule
 certify-all: $(DEV) ## the same in all settings (an hour)
 	@$(BIN)/python -m pytest -m "slow and not engine" -n $(THREADS) --dist worksteal
 
-engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with vLLM, in its own environment (15 minutes), and the tables of docs/engines.md
+engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with vLLM, in its own environment (20 minutes), and the tables of docs/engines.md
 	@mkdir -p $(OUT)
 	@OUTPACE_ENGINES=$(abspath $(OUT)/engines.json) $(BIN)/python -m pytest -vv -rs -m engine tests/engines || \
 	  { echo "make engines: tests have failed, see above; docs/engines.md is as it was"; exit 1; }

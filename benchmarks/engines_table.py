@@ -17,7 +17,7 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 BEGIN, END = "<!-- table: engines -->", "<!-- end of the table -->"
 CERTIFICATES = ("| engine | configuration | certificate | draft tokens accepted |", "|---|---|---|---|")
-VERDICTS = {True: "nothing speaks against it", False: "refused", None: "inconclusive"}
+VERDICTS = {True: "passed", False: "refused", None: "inconclusive"}
 NAMES = {"own pld": "vLLM's own n-gram", "own sam": "vLLM's own suffix"}
 """What the tests call otherwise."""
 HEADER = ("| engine | method | greedy answers identical | accepted length | outpace's own |", "|---|---|---|---|---|")

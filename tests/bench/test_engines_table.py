@@ -50,7 +50,7 @@ def test_the_page_is_rewritten_between_its_marks(
     assert "old" not in text and text.count("| vllm 0.32.0 |") == 4
     assert "| vllm 0.32.0 | eagle3 | 8 of 8 | 1.931 | 1.918 |" in text
     assert "| vllm 0.32.0 | as released | refused | 76 of 994 |" in text
-    assert "| vllm 0.32.0 | mended | nothing speaks against it | - of - |" in text
+    assert "| vllm 0.32.0 | mended | passed | - of - |" in text
     said = capsys.readouterr().out
     assert "identical to those without speculation: 1 of 2 methods" in said
     assert "at most 0.013 from outpace's own (1 methods)" in said

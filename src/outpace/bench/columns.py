@@ -86,7 +86,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "decode_tokens_per_second",
         title="tok/s",
         cell=lambda row: number(row["decode_tokens_per_second"]),
-        definition="Decode rate: tokens after the first, over the time after the first. In a batch, another request "
+        definition="Decode rate: tokens after the first round, over the time after it. In a batch, another request "
         "joins when one ends, and a round's time is split equally among its requests.",
     ),
     Column(

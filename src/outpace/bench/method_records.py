@@ -45,7 +45,7 @@ class MethodRecords:
         return {prompt: one for prompt, one in records.items() if prompt not in self.failed}
 
     def rates(self) -> list[Rate]:
-        """(tokens after the first, seconds after the first) of every prompt."""
+        """(tokens after the first round, seconds after it) of every prompt."""
         return [record.decode_rate for record in self.records.values()]
 
 

@@ -41,7 +41,7 @@ def conclude(found: Evidence, doubts: Sequence[str], drafted: int | None) -> tup
     parts += [str(found.rescored)] if found.rescored is not None else []
     verdict = "; ".join(parts)
     if drafted == 0:
-        return None, False, f"nothing speaks against it, but it drafted nothing; {verdict}"
+        return None, False, f"no test found a difference, but the server drafted nothing; {verdict}"
     return True, False, verdict
 
 

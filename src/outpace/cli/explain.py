@@ -11,7 +11,7 @@ from outpace.core.text import TextStream
 from outpace.engine.request import Generation, RoundTrace as Round
 from outpace.models.base import ChatTokenizer
 
-ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"
+ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "recovered", "plain", "rejected"
 STYLE = {ACCEPTED: "green", BONUS: "bold cyan", CORRECTION: "yellow", PLAIN: "", REJECTED: "red"}
 # Signs beside the colours: the same picture without a colour terminal, and for eyes that do not tell red from green.
 SIGN = {ACCEPTED: "✓", BONUS: "+", CORRECTION: "→", PLAIN: "·", REJECTED: "✗"}

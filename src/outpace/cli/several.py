@@ -55,8 +55,8 @@ class Several:
         option(
             value="WHEN",
             panel=PANEL,
-            text="With --num-beams: true ends with N answers, false when none that runs is better, never when none "
-            "could be. [dim]\\[default: false][/]",
+            text="With --num-beams, when the search ends: true, when N beams have ended; false, when no running "
+            "beam is better; never, when none could become better. [dim]\\[default: false][/]",
         ),
     ] = None
 

@@ -85,8 +85,8 @@ def simulate(
         option(
             value="NAME",
             panel=MODEL,
-            text="What drafts of a network cost: the sizes of a draft model, 'head' (one layer and the LM head) or "
-            "'free'. Lookups are free.",
+            text="Size of the network that drafts, which sets its cost: a draft model's preset or config.json, "
+            "'head' (one layer and the LM head) or 'free'. Lookup methods need none.",
         ),
     ] = None,
     draft_bits: Annotated[

@@ -121,7 +121,7 @@ class TrainingOptions:
             text="Disk space for hidden states. [dim]\\[default: 20e9, or half of what is free][/]",
         ),
     ] = None
-    state_bits: Annotated[int, option(value="N", panel=_DATA, text="Bits of a number of them: 16 or 8.")] = 16
+    state_bits: Annotated[int, option(value="N", panel=_DATA, text="Bits per number of hidden states: 16 or 8.")] = 16
     max_minutes: Annotated[
         float | None,
         option(

@@ -8,7 +8,7 @@ acceptance_rate            accepted draft tokens / drafted tokens (every node of
 per_position_acceptance[i] rounds in which the draft token at depth i + 1 was accepted / rounds
 ttft_ms                    milliseconds from the start of a request to its first token, prefill included
 tokens_per_second          tokens / seconds, prefill included
-decode_tokens_per_second   tokens after the first / seconds after the first
+decode_tokens_per_second   tokens after the first round / seconds after it
 time_split                 share of the decoding time in draft, score (the target's forward), accept, other
 drafting_rounds            share of rounds in which anything was drafted
 drafting_acceptance_length tokens committed per round in which anything was drafted

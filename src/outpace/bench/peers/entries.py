@@ -59,5 +59,5 @@ class Entry:
         return [self.answers[one].rate for one in ids if one in self.answers]
 
     def decode_rate(self, ids: Iterable[str]) -> float | None:
-        """Tokens per second after the first, over these prompts; None where it answered none."""
+        """Tokens per second after those that arrive first, over these prompts; None where it answered none."""
         return total_rate(self.rates(ids))

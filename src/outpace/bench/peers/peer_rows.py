@@ -116,7 +116,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         measure=lambda one: one.entry.decode_rate(one.ids),
         title="tok/s",
         cell=lambda row: Cell("failed", "bad") if row["error"] else number(row["decode_tokens_per_second"]),
-        definition="Decode rate: tokens after the first, over the time after the first, all prompts together.",
+        definition="Decode rate: tokens after those that arrive first, over the time after these; all prompts.",
     ),
     Column(
         key="ci95",

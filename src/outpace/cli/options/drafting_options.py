@@ -64,7 +64,7 @@ ControllerName = Annotated[
     option(
         value="NAME",
         panel=DRAFTING,
-        text="Decides how much is drafted, in place of the method's own; see: outpace controllers.",
+        text="Controller to use instead of the method's own: it decides how much is drafted; see: outpace controllers.",
     ),
 ]
 ControllerParam = Annotated[

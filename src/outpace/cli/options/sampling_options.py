@@ -39,7 +39,7 @@ class Sampling:
         float, option(value="X", panel=SAMPLING, text="Values above 1 discourage repetition; 1 is off.")
     ] = 1.0
     presence_penalty: Annotated[
-        float, option(value="X", panel=SAMPLING, text="Subtracted from the logit of every token that has occurred.")
+        float, option(value="X", panel=SAMPLING, text="Subtracted from the logits of tokens that the answer contains.")
     ] = 0.0
     frequency_penalty: Annotated[
         float, option(value="X", panel=SAMPLING, text="Subtracted from a token's logit for each occurrence.")
