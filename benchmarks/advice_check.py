@@ -34,11 +34,12 @@ import numpy as np
 import torch
 
 import outpace
-from cells import CellRun, append_cell, cell_options, models_and_drafts, numbers, read_cells
+from cells import CellRun, append_cell, cell_options, check_settings, digest_of, models_and_drafts, numbers, read_cells
 from outpace.advice.advising import advise
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+from outpace.core.version import __version__
 from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads, head_folders
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -66,7 +67,10 @@ def piece(
     """One advice and one bench. ``draft``: the draft model of ``draft-model``; None: that method is left out. ``head``:
     None takes the shipped one that has measured best, if any."""
     ours, others = halves(load_prompts(options.prompts))
-    others = [replace(one, category="mixed") for one in stratified(others, options.limit or len(others))]
+    # An advice speaks of first turns: later ones have other contexts.
+    others = [
+        replace(one, category="mixed", turns=one.turns[:1]) for one in stratified(others, options.limit or len(others))
+    ]
     params = SamplingParams(temperature=temperature)
     found = advise(
         model,
@@ -79,7 +83,7 @@ def piece(
         max_new_tokens=options.tokens,
     ).result
     rows = [row for row in found["candidates"] if row["method"] != "none"]
-    report = outpace.bench(
+    whole = outpace.bench(
         model,
         {row["method"]: row["settings"] for row in rows},
         others,
@@ -88,7 +92,10 @@ def piece(
         params=params,
         draft_model=draft,
         head=head,
-    ).result
+    )
+    if not whole.complete:  # Ctrl-C
+        raise KeyboardInterrupt
+    report = whole.result
     measured = {row["method"]: row for row in report["methods"]}
     cells = [
         {
@@ -110,14 +117,14 @@ def piece(
         "recommended": found["recommendation"]["method"],
         "cells": cells,
         "seconds": found["seconds"],
-        "round_seconds": [found["costs"][str(batch)]["step_seconds"], _round_seconds(measured["none"])],
+        "round_seconds": [found["costs"][str(batch)]["step_seconds"], _round_seconds(measured["none"], batch)],
     }
 
 
-def _round_seconds(row: Mapping[str, Any]) -> float | None:
-    """Of autoregressive rounds of one request, as the bench counts them."""
+def _round_seconds(row: Mapping[str, Any], batch: int) -> float | None:
+    """Of autoregressive rounds. The bench divides the time of a round equally among its requests."""
     rate = row["decode_tokens_per_second"]
-    return None if not rate else 1.0 / rate
+    return None if not rate else batch / rate
 
 
 @dataclass(slots=True)
@@ -245,6 +252,13 @@ def heads_of(given: Sequence[str], models: Collection[str]) -> dict[str, list[st
     return found
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What all pieces depend on."""
+    said = {name: getattr(options, name) for name in ("tokens", "limit", "minutes", "threads")}
+    prompts = [(one.id, one.turns) for one in load_prompts(options.prompts)]
+    return said | {"prompts": digest_of(prompts), "version": __version__}
+
+
 def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
     """Measure the pieces that are not there yet, and add them. Raises BadInput."""
     drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
@@ -256,6 +270,8 @@ def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
     for temperature in temperatures:
         SamplingParams(temperature=temperature)  # refuses what is out of range
     wanted = [(name, temperature, batch) for name in drafts for temperature in temperatures for batch in batches]
+    models = {name: [draft, heads.get(name)] for name, draft in drafts.items()}
+    check_settings(options.out, settings(options), models, pieces)
     run = CellRun(options.max_minutes)
     for each in pieces:
         run.known((each["model"], each["batch"]), each.get("whole_seconds"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from outpace.core.errors import BadInput
-from outpace.core.files import write_atomically
+from outpace.core.files import read_json, write_atomically
 
 C = TypeVar("C", bound=Hashable)
 
@@ -74,6 +75,29 @@ def append_cell(path: Path, one: Mapping[str, Any]) -> None:
         write_atomically(path, before[:whole])
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(one) + "\n")
+
+
+def check_settings(
+    out: Path, said: Mapping[str, Any], models: Mapping[str, Any], done: Sequence[Mapping[str, Any]]
+) -> None:
+    """Keep beside ``out`` what its cells depend on: ``said`` all of them, and what is said of their model in
+    ``models``; further models may be added. Raises BadInput where those that are ``done`` had other settings."""
+    path = out.with_suffix(".settings.json")
+    whole = {**said, **{f"draft of {name}": about for name, about in models.items()}}
+    said = json.loads(json.dumps(whole))  # as it is read again
+    known = read_json(path) if path.exists() else {}
+    new = {f"draft of {name}" for name in models} - {f"draft of {one['model']}" for one in done}
+    if differing := sorted(name for name in said if done and name not in new and known.get(name) != said[name]):
+        raise BadInput(
+            f"--out {out} holds cells with another {', '.join(differing)}; name another file, or repeat the "
+            "command that began it"
+        )
+    write_atomically(path, json.dumps({**known, **said}).encode())
+
+
+def digest_of(value: Any) -> str:
+    """Tells values apart that JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 class CellRun:

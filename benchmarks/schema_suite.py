@@ -33,6 +33,7 @@ from outpace.constraints import Grammar, GrammarLimits, compiled
 from outpace.constraints.compiler import ParsedConstraint
 from outpace.core.constraint import ConstraintState, tokens_of
 from outpace.core.errors import BadInput
+from outpace.core.files import write_atomically
 
 LONGEST = 400
 """Tokens of a random answer; one that is not complete by then is given up."""
@@ -72,7 +73,10 @@ def _case(name: str, row: Any) -> Case:
     key = next((key for key in ("schema", "json_schema") if isinstance(row, dict) and key in row), None)
     if key is None:
         return Case(name, row)
-    schema = json.loads(row[key]) if isinstance(row[key], str) else row[key]
+    try:
+        schema = json.loads(row[key]) if isinstance(row[key], str) else row[key]
+    except ValueError as error:
+        raise BadInput(f"{name}: its '{key}' is no JSON: {error}") from None
     tests = [(one["data"], bool(one["valid"])) for one in row.get("tests", ()) if "data" in one]
     return Case(name, schema, tests)
 
@@ -152,11 +156,12 @@ def check(case: Case, model: outpace.Model, walker: Walker, walks: int, limits: 
                 found["instances"]["walk", "not finished"] += 1
                 continue
             try:
-                valid = judge.valid(json.loads(text)) is not False
+                valid: bool | None = judge.valid(json.loads(text))
             except ValueError:
                 valid = False
-            found["instances"]["walk", "valid" if valid else "wrong"] += 1
-            if not valid:
+            outcome = "not judged" if valid is None else "valid" if valid else "wrong"
+            found["instances"]["walk", outcome] += 1
+            if valid is False:
                 found["wrong"].append(text[:120])
     except BadInput as error:
         return found | {"outcome": "ended with an error", "why": str(error)}
@@ -187,6 +192,9 @@ def main() -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if asked.json and not asked.json.parent.is_dir():
+        print(f"error: --json {asked.json}: there is no such folder", file=sys.stderr)
+        return 2
     chosen = found[asked.every - 1 :: asked.every][: asked.limit]
     for line in broken:
         print(f"left out: {line}", file=sys.stderr)
@@ -213,7 +221,7 @@ def main() -> int:
             print(f"{one['outcome']}: {one['name']} {one['why']} {one['wrong'][:1]}")
     if asked.json:
         rows = [one | {"instances": {" ".join(key): n for key, n in one["instances"].items()}} for one in results]
-        asked.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        write_atomically(asked.json, json.dumps(rows, indent=1).encode())
     return 1 if outcomes["wrong"] or outcomes["crashed"] else 0
 
 

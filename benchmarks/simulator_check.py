@@ -24,7 +24,6 @@ each figure over all cells with the share within 10 %. Exit code 1: a cell faile
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -40,9 +39,10 @@ import numpy as np
 import torch
 
 import outpace
-from cells import CellRun, append_cell, cell_options, models_and_drafts, numbers, read_cells
+from cells import CellRun, append_cell, cell_options, check_settings, digest_of, models_and_drafts, numbers, read_cells
 from outpace.core.errors import BadInput
-from outpace.core.files import read_json, write_atomically
+from outpace.core.files import write_atomically
+from outpace.core.version import __version__
 from outpace.engine.round_overhead import RoundOverhead, measure_overhead
 from outpace.methods.registry import find
 from outpace.model import Model
@@ -149,20 +149,12 @@ def beside(options: argparse.Namespace, model: str, what: str) -> Path:
     return found
 
 
-def check_settings(options: argparse.Namespace, done: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what all cells, and what is measured beside them, depend on. Raises BadInput where earlier ones had other
-    settings."""
-    asked = json.dumps([(one.opening, one.turns) for one in questions(options.prompts)])
+def settings(options: argparse.Namespace, batches: Sequence[int]) -> dict[str, Any]:
+    """What all cells, and what is measured beside them, depend on: times are fitted on the smallest and the largest
+    batch."""
     said = {name: getattr(options, name) for name in ("tokens", "requests", "threads")}
-    said["prompts"] = hashlib.sha256(asked.encode()).hexdigest()[:12]
-    path = options.out.with_suffix(".settings.json")
-    known = read_json(path) if path.exists() else ({} if done else said)
-    if differing := sorted(name for name in said if known.get(name) != said[name]):
-        raise BadInput(
-            f"--out {options.out} holds cells with another {', '.join(differing)}; name another file, or repeat the "
-            "command that began it"
-        )
-    write_atomically(path, json.dumps(said).encode())
+    asked = [(one.opening, one.turns) for one in questions(options.prompts)]
+    return said | {"prompts": digest_of(asked), "batches": [min(batches), max(batches)], "version": __version__}
 
 
 def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> dict[int, Trace]:
@@ -290,7 +282,7 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> int:
     drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
     if options.requests < 1 or options.tokens < 2:
         raise BadInput("--requests must be at least 1, and --tokens at least 2")
-    check_settings(options, done)
+    check_settings(options.out, settings(options, batches), drafts, done)
 
     def methods(name: str) -> list[str]:
         learned = "eagle3" if drafts[name] is None else "draft-model"

@@ -29,6 +29,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,7 +137,10 @@ def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
         for one in found:
             version = _start(one, launcher)
             result["libraries"][f"{one.name} {one.precision}"] = {"error": one.error, "version": version}
-        for number, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
+        asking = list(enumerate(zip(prompts, questions, strict=True)))
+        # What failed in an earlier run comes last: a prompt that ends its library's process must not stop the others.
+        asking.sort(key=lambda each: _failed(result, each[1][0].id))
+        for number, (prompt, question) in asking:
             assert prompt.grammar is not None
             grammar = prompt.grammar
             masks = {"kind": grammar.kind, "source": grammar.source}
@@ -145,13 +149,20 @@ def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
             turns = [(one, row) for one in found for row in one.rows]
             shift = number % len(turns)
             for one, row in (*turns[shift:], *turns[:shift]):
+                if one.worker is None:  # it stands below the tables with its reason
+                    continue
                 answers = result["answers"].setdefault(f"{one.name} {row} {one.precision}", {})
-                if one.worker is not None and "tokens" not in answers.get(prompt.id, {}):
+                if "tokens" not in answers.get(prompt.id, {}):
                     answers[prompt.id] = _answer(one, row, told)
                     save(asked.json, result)
             limit.check()
     finally:
         launcher.close(now=True)
+
+
+def _failed(result: Mapping[str, Any], prompt: str) -> bool:
+    """Whether any library has failed to answer a prompt."""
+    return any("error" in answers.get(prompt, {}) for answers in result["answers"].values())
 
 
 def _start(one: Library, launcher: Launcher) -> str:

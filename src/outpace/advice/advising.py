@@ -213,8 +213,8 @@ class _Advising:
             found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
             if not found:
                 self.work.notes.append(
-                    f"{one.method} was not measured at batch {batch}: it would take too long, or "
-                    "requests join in nearly every round."
+                    f"{one.method} was not measured at batch {batch}: it would take too long, "
+                    "requests join in nearly every round, or answers end in their first one."
                 )
                 return []
             best = max(found, key=lambda each: each.guess.speedup)
@@ -257,8 +257,13 @@ class _Advising:
                 continue
             plain = self.work.plain_rounds(batch)[: len(answers)]
             each = of_records(answers, self.work.rounds(answers, method, batch), costs, plain)
+            if not each.plain.sum():  # the answers end in their first round
+                continue
             how = "replayed" if replayable(method, self.params) else "decoded"
-            found.append(_Found(shape, method, each, how, predict(each, costs, None)))
+            own = self.work.own[batch]
+            # Drafts take as many autoregressive rounds of another engine as of this one, which has made them.
+            steps = None if costs is own else float(each.drafting.sum() / (max(each.count.sum(), 1e-9) * own.step))
+            found.append(_Found(shape, method, each, how, predict(each, costs, None, draft_steps=steps), steps))
         return found
 
     def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
@@ -276,6 +281,8 @@ class _Advising:
             ratios = self.work.ratios(methods[0])
             answers, plain = self.work.answers[: len(ratios)], self.work.plain_rounds(batch)[: len(ratios)]
             each = of_chains(answers, ratios, shape.chain, costs, plain)
+            if not each.plain.sum():
+                continue
             steps = float(trial.draft_steps()[0]) * shape.chain / max(1, one.shapes[middle].chain)
             guess = predict(each, costs, None, draft_steps=steps)
             found.append(_Found(shape, method, each, "teacher-forced", guess, steps))

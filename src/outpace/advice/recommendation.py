@@ -133,6 +133,8 @@ def _words(
             found.append(f"Batch {batch}: {_expected(row.prediction)}{own}.")
         elif row is None:
             found.append(f"Batch {batch}: {method} was not measured: the time was over. Give more --minutes.")
+        elif (best := _best(batch, rows)) is not None and best.pays:
+            found.append(f"Batch {batch}: not {method} ({_figures(row.prediction)}). {_best_of(batch, rows)}")
         else:
             found.append(f"Batch {batch}: none. {_best_of(batch, rows)}{_needed(costs.get(batch))}")
     if (turn := _turn(mine)) is not None:
@@ -164,7 +166,8 @@ def _best_of(batch: int, rows: Seq[Row]) -> str:
     best = _best(batch, rows)
     if best is None:
         return "Nothing was measured: the time was over. Give more --minutes."
-    more = "" if best.prediction.speedup < WORTH else f", whose lower end is not above {WORTH:.2f}x"
+    unsure = best.prediction.speedup >= WORTH and not best.pays
+    more = f", whose lower end is not above {WORTH:.2f}x" if unsure else ""
     return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}."
 
 

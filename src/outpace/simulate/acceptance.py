@@ -79,15 +79,19 @@ def recorded(request: TracedRequest) -> Iterator[SimulatedRound]:
 
 class Rates(Acceptance):
     """Chains of ``length`` draft tokens, the i-th of which is accepted with ``rates[i]`` where all before it were; the
-    last rate holds for all deeper ones. Drawn with ``seed``, for each request by itself."""
+    last rate holds for all deeper ones. Drawn with ``seed``, for each request by itself. ``drafting``: in which
+    share of the rounds anything is drafted; a lookup method finds nothing in the others."""
 
-    def __init__(self, rates: Seq[float], length: int, seed: int = 0, origin: str = "given rates") -> None:
+    def __init__(
+        self, rates: Seq[float], length: int, seed: int = 0, origin: str = "given rates", drafting: float = 1.0
+    ) -> None:
         if not rates or not all(0.0 <= rate <= 1.0 for rate in rates):
             raise BadInput(f"acceptance rates must lie between 0 and 1, not {', '.join(map(str, rates)) or 'none'}")
         if length < 0:
             raise BadInput(f"the draft length must be at least 0, not {length}")
-        self.rates, self.length, self._seed = list(rates), length, seed
-        self.described = f"drawn from {origin}, with chains of {length} draft tokens"
+        self.rates, self.length, self._seed, self.drafting = list(rates), length, seed, drafting
+        often = f" in {100 * drafting:.0f} % of the rounds" if drafting < 1.0 else ""
+        self.described = f"drawn from {origin}, with chains of {length} draft tokens{often}"
 
     def rate(self, depth: int) -> float:
         """Of the draft token at ``depth`` (1 = first)."""
@@ -99,12 +103,19 @@ class Rates(Acceptance):
         chance = random.Random(f"{self._seed}/{number}/{request.id}")
         left = request.output_tokens
         while left > 0:
-            drafted = min(self.length, left - 1)
+            drafts = self.drafting >= 1.0 or chance.random() < self.drafting
+            drafted = min(self.length, left - 1) if drafts else 0
             accepted = 0
             while accepted < drafted and chance.random() < self.rate(accepted + 1):
                 accepted += 1
             yield SimulatedRound(drafted, accepted + 1)
             left -= accepted + 1
+
+
+def drafting_share(requests: Seq[TracedRequest]) -> float:
+    """In which share of the rounds of a trace anything was drafted, of those before an answer's last."""
+    drafted = [count > 0 for request in requests for count in request.rounds.drafted[:-1]]
+    return sum(drafted) / len(drafted) if drafted else 1.0
 
 
 def rates_of(requests: Seq[TracedRequest]) -> list[float]:

@@ -49,7 +49,7 @@ class RooflineMachine(Machine):
     def __init__(self, roofline: Roofline) -> None:
         self.roofline = roofline
         self.costs = RooflineCosts(roofline)
-        self.kv_bytes_per_token = roofline.shape.kv_bytes(roofline.kv_bits)
+        self.kv_bytes_per_token = roofline.kv_bytes_per_token
         self.kv_capacity = roofline.kv_capacity
         self.stages = roofline.parallel.pipeline
         power = roofline.hardware.watts

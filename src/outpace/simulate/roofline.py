@@ -115,6 +115,16 @@ class Roofline:
             )
         return int(usable - self.weight_bytes)
 
+    @property
+    def kv_copies(self) -> float:
+        """How often the K/V is held: each device of a stage has a whole K/V head at least."""
+        return max(1.0, self.parallel.tensor / self.shape.kv_heads)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """On all devices."""
+        return int(self.shape.kv_bytes(self.kv_bits) * self.kv_copies)
+
     def stages(self, work: Work) -> list[float]:
         """Seconds of each stage of a forward, what it sends on included."""
         found = [self._layers(work, count) for count in self.parallel.stage_layers(self.shape.layers)]
@@ -138,7 +148,8 @@ class Roofline:
         used = always + shape.active_experts * shape.expert_weights
         linear = self._part(2.0 * work.rows * used / tensor, read * self.bits / 8 / tensor)
         kv_read = work.kv_tokens * 2.0 * shape.kv_heads * shape.head_size * self.kv_bits / 8
-        attention = self._part(4.0 * work.pairs * shape.heads * shape.head_size / tensor, kv_read / tensor, bits=16)
+        own_kv = kv_read * self.kv_copies / tensor
+        attention = self._part(4.0 * work.pairs * shape.heads * shape.head_size / tensor, own_kv, bits=16)
         return count * (linear + attention + 2 * self._all_reduce(work.rows))
 
     def _part(self, operations: float, read: float, bits: int | None = None) -> float:

@@ -119,10 +119,13 @@ class Counters:
 
 
 class Prefixes:
-    """Which beginnings of prompts are cached: ``most`` blocks, the least recently used leave first."""
+    """Which beginnings of prompts are cached: ``most`` blocks, the least recently used leave first.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    ``block_bytes``: of K/V; 0 where nobody counts them. ``servers``: that share the cache.
+    """
+
+    def __init__(self, most: int, block_bytes: int = 0, servers: int = 1) -> None:
+        self._most, self._block_bytes, self._servers = most, block_bytes, servers
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def lend(self, one: TracedRequest) -> int:
@@ -135,6 +138,13 @@ class Prefixes:
         for name in reversed(one.prefix[:found]):
             self._known.move_to_end(name)
         return found * BLOCK
+
+    def shrink(self, free: int) -> None:
+        """Keep what fits in the memory that running requests leave: ``free`` bytes of each server."""
+        if self._block_bytes:
+            most = max(0, free) * self._servers // self._block_bytes
+            while len(self._known) > most:
+                self._known.popitem(last=False)
 
     def keep(self, one: TracedRequest) -> None:
         """Its prompt has been read."""
@@ -189,6 +199,8 @@ class Server:
             plan = self.scheduler.plan(cast(Any, self.running))
             self.counters.queued += len(plan.admit) * len(self.scheduler.waiting)
             self._follow(plan)
+            if self.prefixes is not None and (bound := self.scheduler.limits.kv_bytes) is not None:
+                self.prefixes.shrink(bound - plan.kv_bytes)
             yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK)
             ready = [one for one in self.running if not one.unread]
             if ready:
@@ -294,8 +306,8 @@ def servers(
         kv_bytes=None if kv is None else max(1, kv // count),
         prefill_rows=limits.prefill_rows,
     )
-    blocks = 1 << 20
-    if kv is not None and machine.kv_bytes_per_token:
-        blocks = int(kv * _KV_SHARE) // (machine.kv_bytes_per_token * BLOCK)
-    prefixes = Prefixes(blocks) if prefix_cache else None
+    blocks, block_bytes = 1 << 20, machine.kv_bytes_per_token * BLOCK
+    if kv is not None and block_bytes:
+        blocks = int(kv * _KV_SHARE) // block_bytes
+    prefixes = Prefixes(blocks, block_bytes, count) if prefix_cache else None
     return [Server(env, machine, drafts, stages, each, prefixes, counters) for _ in range(count)], counters

@@ -12,7 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.names import normalised, unknown
 from outpace.core.version import __version__
 from outpace.engine.scheduler import Limits
-from outpace.simulate.acceptance import Acceptance, Beside, Rates, Recorded, Undrafted, rates_of
+from outpace.simulate.acceptance import Acceptance, Beside, Rates, Recorded, Undrafted, drafting_share, rates_of
 from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts, looks_up
 from outpace.simulate.hardware import MEASURED
 from outpace.simulate.load import Load, Users, as_recorded, poisson
@@ -28,6 +28,10 @@ from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 if TYPE_CHECKING:
     from outpace.engine.round_overhead import RoundOverhead
     from outpace.model import Model
+
+
+_ALIKE = 1.5
+"""Rounds with so many times as many requests are not of about the same size."""
 
 
 def simulate(
@@ -91,6 +95,8 @@ def simulate(
         rows.append(row)
         if isinstance(drafts, ModelDrafts) and isinstance(acceptance, Recorded):
             notes += _unknown_levels(method, [one for one in requests if one.method not in drafts.free])
+        if isinstance(drafts, RecordedDrafts):
+            notes += _other_batches(method, requests, outcome.public()["mean_batch"])
         notes += [f"{method}: {note}" for note in outcome.notes]
     _add_speedups(rows)
     result = {
@@ -157,7 +163,8 @@ def _acceptance(method: str, requests: Seq[TracedRequest], wish: Settings) -> Ac
     rates = rates_of(requests)
     if not rates:
         raise BadInput(f"--draft-length: '{method}' drafted nothing in this trace, so its acceptance is not known")
-    return Beside(Rates(rates, wish.draft_length, wish.seed, "the acceptance rates of the trace, by depth"))
+    origin, often = "the acceptance rates of the trace, by depth", drafting_share(requests)
+    return Beside(Rates(rates, wish.draft_length, wish.seed, origin, often))
 
 
 def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machine, wish: Settings) -> DraftTimes:
@@ -196,6 +203,21 @@ def _holding(machine: Machine, drafts: DraftTimes) -> Machine:
     draft = drafts.roofline
     shape = replace(draft.shape, vocabulary=0) if draft.shape.name == HEAD else draft.shape
     return machine.beside(draft, shape.parameters * draft.bits / 8)
+
+
+def _other_batches(method: str, requests: Seq[TracedRequest], simulated: float | None) -> list[str]:
+    """A note where rounds have far more or fewer requests than those whose drafts were timed."""
+    rounds = [one.rounds for one in requests]
+    batches = [size for one in rounds for size, took in zip(one.batch, one.draft_ms, strict=False) if took]
+    if not batches or not simulated:
+        return []
+    timed = sum(batches) / len(batches)
+    if 1 / _ALIKE <= simulated / timed <= _ALIKE:
+        return []
+    return [
+        f"{method}: drafts take as long as recorded, in rounds of {timed:.1f} requests; the simulated rounds have "
+        f"{simulated:.1f}"
+    ]
 
 
 def _unknown_levels(method: str, requests: Seq[TracedRequest]) -> list[str]:

@@ -54,7 +54,8 @@ class Outcome:
         done, counters = self.answered, self.counters
         tokens = sum(one.committed for one in done)
         rounds = sum(one.round_count for one in done)
-        decoding = [(one, (one.finished or 0.0) - (one.first_token or 0.0)) for one in done]
+        begun = [(one, one.first_token) for one in done if one.first_token is not None]  # others have no tokens
+        decoding = [(one, (one.finished or 0.0) - first) for one, first in begun]
         energy = None if self.watts is None else self.watts * sum(counters.busy) / max(1, len(counters.busy))
         return {
             "requests": len(self.requests),
@@ -81,7 +82,7 @@ class Outcome:
             "utilization": [ratio(busy, self.seconds) for busy in counters.busy],
             "joules_per_token": None if energy is None else ratio(energy, tokens),
             "queue_ms": _spread([1e3 * ((one.admitted or 0.0) - one.arrived) for one in done]),
-            "ttft_ms": _spread([1e3 * ((one.first_token or 0.0) - one.arrived) for one in done]),
+            "ttft_ms": _spread([1e3 * (first - one.arrived) for one, first in begun]),
             "tpot_ms": _spread([1e3 * spent / (one.committed - 1) for one, spent in decoding if one.committed > 1]),
             "latency_ms": _spread([1e3 * ((one.finished or 0.0) - one.arrived) for one in done]),
             "notes": self.notes,

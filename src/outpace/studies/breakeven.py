@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from outpace.controllers.predictor import Predictor
+from outpace.controllers.predictor import Forecast, Predictor
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.methods.registry import find
-from outpace.simulate.acceptance import rates_of
+from outpace.simulate.acceptance import drafting_share, rates_of
 from outpace.simulate.draft_times import ModelDrafts, looks_up
 from outpace.simulate.hardware import Hardware, find_hardware
 from outpace.simulate.model_shape import ModelShape, find_shape
@@ -64,10 +64,12 @@ class BreakevenSettings(StrictModel):
 
 
 class _Drafter(NamedTuple):
-    """``kind``: what drafts, which tells what a draft takes; ``probs``: path acceptance probabilities."""
+    """``kind``: what drafts, which tells what a draft takes; ``probs``: path acceptance probabilities; ``share`` of the
+    rounds in which it drafts anything."""
 
     kind: str
     probs: list[float]
+    share: float = 1.0
 
 
 @study(
@@ -137,7 +139,8 @@ def _drafters(settings: BreakevenSettings) -> tuple[Mapping[str, _Drafter], str]
             left_out.append(method)
             continue
         more = [rates_by_depth[-1]] * settings.longest
-        found[method] = _Drafter(kind, list(accumulate((rates_by_depth + more)[: settings.longest], mul)))
+        probs = list(accumulate((rates_by_depth + more)[: settings.longest], mul))
+        found[method] = _Drafter(kind, probs, drafting_share(requests))
     untold = f"what drafts of {', '.join(left_out)} take is not known" if left_out else ""
     if not found:
         raise BadInput(untold or f"no method of the trace {settings.trace} drafted anything")
@@ -157,16 +160,16 @@ def _placed(shape: ModelShape, hardware: Hardware, kind: str, settings: Breakeve
     """The model on the fewest devices that hold it, and its draft model, with the K/V of all users; None where 32 do
     not."""
     tokens = max(settings.users) * settings.context
-    needed = float(tokens * shape.kv_bytes())
+    beside = 0.0
     if kind == DRAFT_MODEL:
         draft = find_shape(settings.draft_shape)
-        needed += draft.parameters * settings.bits / 8 + tokens * draft.kv_bytes()
+        beside = draft.parameters * settings.bits / 8 + tokens * draft.kv_bytes()
     for devices in _SHARES:
         if shape.heads % devices:
             continue
         roofline = Roofline(shape, hardware, settings.bits, parallel=Parallel(devices))
         try:
-            if roofline.kv_capacity >= needed:
+            if roofline.kv_capacity >= tokens * roofline.kv_bytes_per_token + beside:
                 return roofline
         except BadInput:
             continue
@@ -181,8 +184,9 @@ def _best(placed: Roofline, drafter: _Drafter, users: int, settings: BreakevenSe
     found = []
     for length in range(1, settings.longest + 1):
         spent = length * predictor.drafting.level(1, users, settings.context)
-        forecast = predictor.forecast(drafter.probs[:length], drafted=spent, batch=users, context=settings.context)
-        found.append((forecast.speedup, length))
+        tokens, steps = predictor.forecast(drafter.probs[:length], drafted=spent, batch=users, context=settings.context)
+        share = drafter.share  # the other rounds are autoregressive
+        found.append((Forecast(1.0 + share * (tokens - 1.0), 1.0 + share * (steps - 1.0)).speedup, length))
     return max(found)
 
 

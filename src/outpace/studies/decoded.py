@@ -111,7 +111,8 @@ def decode(
 
 def parts_of(count: int, batch: int) -> dict[str, range]:
     """The parts in which ``count`` prompts are answered ``batch`` at a time, by name."""
-    size = max(turn_of(batch), _TOGETHER)
+    turn = turn_of(batch)
+    size = turn * max(1, -(-_TOGETHER // turn))
     parts = (range(at, min(at + size, count)) for at in range(0, count, size))
     return {f"batch {batch}, prompts {one.start + 1} to {one.stop}": one for one in parts}
 

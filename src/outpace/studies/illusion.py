@@ -179,7 +179,7 @@ def _oracle_length(model: Model, answers: list[Answer], batch: int) -> float:
     step = model.target.costs.round_seconds(batch, context, batch=batch)
     tokens = steps = 0.0
     for answer in answers:
-        for each in answer.counts:
+        for each in answer.counts[1:]:  # no speed-up counts the first, whose draft reads the prompt
             kept = each.accepted / each.drafted if each.drafted else 0.0
             tokens += each.committed
             steps += _steps(predictor, batch * each.accepted, batch, context) + kept * each.draft_seconds / step
