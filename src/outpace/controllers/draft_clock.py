@@ -43,12 +43,10 @@ class Clock:
         size = (count - 1).bit_length()
         return self._usual[size] if len(self._spent.get(size, ())) == _CLOCKED else None
 
-    def read_text(self, tokens: int, count: int, seconds: float) -> None:
-        """A draft for ``count`` sequences, which read ``tokens`` of their texts first, took ``seconds``."""
-        usual = self.seconds(count)
-        if usual is not None:
-            size = tokens.bit_length()
-            self._reading.setdefault(size, deque(maxlen=_CLOCKED)).append(max(0.0, seconds - usual))
+    def read_text(self, tokens: int, seconds: float) -> None:
+        """Reading ``tokens`` of texts before a draft took ``seconds``."""
+        size = tokens.bit_length()
+        self._reading.setdefault(size, deque(maxlen=_CLOCKED)).append(max(0.0, seconds))
 
     def reading(self, tokens: int) -> float:
         """What reading so many tokens of a text takes; 0 before any were timed."""

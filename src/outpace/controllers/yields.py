@@ -23,6 +23,9 @@ that the drafter suits. Their first drafts show that, and other requests lose th
 FOLLOWED, LOOK_AGAIN = 0.13, 8
 """Where fewer than this share of the rounds after the first drafts ask for another one, only one request of so many
 looks. Four drafts that do not pay lose about what four that do gain, and an answer has thirty rounds."""
+CHEAP = 0.4
+"""Autoregressive steps of a draft for which that holds. One that takes more must be followed more often, in proportion:
+a draft that does not pay loses all of its time."""
 OF_A_REQUEST, ROUNDS_OF_LOOKS = 24, 256
 """So many rounds of a request count at most, since those of one answer agree; and the share is of so many, nearly."""
 WEIGHT, PROVEN = 4.0, 12.0
@@ -196,8 +199,8 @@ class Yield:
         self._idle = 0
         """Rounds without a draft that it does not know of yet."""
         self.drafts = 0
-        self.looks = True
-        """Whether its first drafts are asked for in hope."""
+        self._followed, self._looks_again = 1.0, True
+        """What was known when it joined of whether first drafts are followed by more; whether it looks in any case."""
         self._counted = 0
         """Rounds that count as following its first drafts, or not."""
         self.waited, self.patience = 0, PATIENCE
@@ -216,7 +219,7 @@ class Yield:
         self.standing, self._all = standing, standing.record
         if not self.drafts:
             self._latest = self._all.beginning(RECENT)
-            self.looks = standing.followed >= FOLLOWED or standing.requests % LOOK_AGAIN == 0
+            self._followed, self._looks_again = standing.followed, standing.requests % LOOK_AGAIN == 0
             standing.requests += 1
 
     @property
@@ -241,10 +244,15 @@ class Yield:
         found = [scale * prob for prob in record.profile]
         return found if scale <= 1.0 else [min(1.0, prob) for prob in found]
 
-    def hoped(self, copied: float) -> list[float]:
-        """The same for the decision whether to ask: of the first drafts more than is expected, as requests differ."""
+    def looks(self, steps: float) -> bool:
+        """Whether its first drafts, which take ``steps`` autoregressive steps each, are asked for in hope."""
+        return self._looks_again or self._followed >= FOLLOWED * max(1.0, steps / CHEAP)
+
+    def hoped(self, copied: float, steps: float) -> list[float]:
+        """The same for the decision whether to ask: of the first drafts more than is expected, as requests differ.
+        ``steps``: that a draft takes."""
         usual = self.expected(copied)
-        if self.drafts >= LOOKS or not self.looks or not self.hopeful:
+        if self.drafts >= LOOKS or not self.looks(steps) or not self.hopeful:
             return usual
         scale = 1.0 + OPTIMISM / (1.0 + self.drafts)
         return [min(1.0, scale * prob) for prob in usual]

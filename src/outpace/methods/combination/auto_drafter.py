@@ -230,7 +230,8 @@ class Auto(MergedTrees[AutoState]):
             tolls.append(toll)
             known = state.known
             # A draft to find out what drafts add is paid for by all requests of its round.
-            offer = known.hoped(first) if timed.batch == 1 else known.expected(first)
+            alone = timed.batch == 1
+            offer = known.hoped(first, self.times.draft_steps(timed, 1)) if alone else known.expected(first)
             offers.append(after_toll(offer, toll) if able else [])
             shares.append(known.shares if able else ())
             due.append(able and known.due() and reading <= TRIED * ahead * state.written)

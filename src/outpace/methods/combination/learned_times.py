@@ -143,9 +143,11 @@ class LearnedTimes:
         drafts that proves too long was measured while the machine was busy; on that of sampled ones answers depend
         that must repeat."""
         clock = self.shared(sampled).clock
-        if unread:
-            clock.read_text(unread, count, seconds)
-        if unread or not clock.read(count, seconds):
+        if unread:  # where drafts are seldom asked for, most read a text first: what others take is rehearsed then
+            usual = clock.seconds(count)
+            clock.read_text(unread, seconds - (self._rehearsed(count, sampled) if usual is None else usual))
+            return
+        if not clock.read(count, seconds):
             return
         self._steps.clear()
         usual = clock.settled(count)
