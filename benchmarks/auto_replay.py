@@ -115,7 +115,7 @@ def watched(drafter: Drafter[Any], machine: Machine, *, sampled: bool) -> list[R
     for _ in range(_SETTLED):
         after.saw(step + machine.after, step)
         clock.read(1, machine.draft / 1e3)
-        clock.read_text(_READ, 1, (machine.draft + machine.reading) / 1e3)
+        clock.read_text(_READ, machine.reading / 1e3)
     # Where the model runs in truth, neither follows its clock.
     drafter.times.took = lambda *_, **__: None  # type: ignore[method-assign]
     drafter._compare = lambda *_, **__: None  # type: ignore[method-assign]

@@ -156,12 +156,12 @@ def check(case: Case, model: outpace.Model, walker: Walker, walks: int, limits: 
                 found["instances"]["walk", "not finished"] += 1
                 continue
             try:
-                valid: bool | None = judge.valid(json.loads(text))
+                judged = judge.valid(json.loads(text))
             except ValueError:
-                valid = False
-            outcome = "not judged" if valid is None else "valid" if valid else "wrong"
+                judged = False
+            outcome = "not judged" if judged is None else "valid" if judged else "wrong"
             found["instances"]["walk", outcome] += 1
-            if valid is False:
+            if judged is False:
                 found["wrong"].append(text[:120])
     except BadInput as error:
         return found | {"outcome": "ended with an error", "why": str(error)}

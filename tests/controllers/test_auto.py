@@ -397,12 +397,23 @@ def test_reading_a_text_takes_what_texts_of_its_length_took() -> None:
     for _ in range(3):
         clock.read(1, 1.0)
     assert clock.reading(10) == 0.0, "nothing was read yet"
-    for tokens, seconds in ((10, 2.0), (12, 2.0), (300, 4.0)):
-        clock.read_text(tokens, 1, seconds)
+    for tokens, seconds in ((10, 1.0), (12, 1.0), (300, 3.0)):
+        clock.read_text(tokens, seconds)
     assert clock.seconds(1) == 1.0
     assert clock.reading(9) == 1.0
     assert clock.reading(400) == 3.0, "not thirty times what ten tokens take"
     assert clock.reading(1000) == 6.0
+
+
+def test_reading_is_timed_where_every_draft_reads_a_text_first() -> None:
+    target = wandering()
+    method = of(target, Foresight(target, always))
+    assert isinstance(method.drafter, Auto)
+    times = method.drafter.times
+    reset_clock(method)
+    usual = times._rehearsed(1, False)
+    times.took(1, 500, usual + 2.0, sampled=False)
+    assert times.shared(False).clock.reading(500) == pytest.approx(2.0)
 
 
 def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +449,7 @@ def test_where_rounds_seldom_draft_no_long_text_is_read_for_it(resting: bool) ->
     method = of(target, part)
     assert isinstance(method.drafter, Auto)
     shared = method.drafter.times.shared(False)
-    shared.clock.read_text(512, 1, 16.1)
+    shared.clock.read_text(512, 16.0)
     for _ in range(200):
         shared.saw_round(drafting=not resting)
     answer(target, method, prompt=[1, 2, 3, 5] * 100, length=40)
@@ -478,7 +489,7 @@ def test_drafts_of_a_replay_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     clock = reset_clock(method)
     assert isinstance(method.drafter, Auto)
     shared, turns = method.drafter.times.shared(False), count()
-    monkeypatch.setattr(Yield, "hoped", lambda known, copied: [0.9, 0.8] if next(turns) % 2 else [])
+    monkeypatch.setattr(Yield, "hoped", lambda known, copied, steps: [0.9, 0.8] if next(turns) % 2 else [])
     answers = known_answers(target, [Request((1, 2, 3), method, max_new_tokens=LENGTH)])
     replay(target, answers, method)
     assert method.drafter.parts[1].asked > 3  # type: ignore[attr-defined]

@@ -66,12 +66,12 @@ def test_the_first_drafts_of_a_request_are_asked_for_with_hope_and_later_ones_ar
     known = Yield(standings.of(100))
     shares = []
     for _ in range(LOOKS + 2):
-        shares.append(sum(known.hoped(0.0)) / sum(known.expected(0.0)))
+        shares.append(sum(known.hoped(0.0, 0.3)) / sum(known.expected(0.0)))
         known.learn(BAD, sum(BAD), sum(BAD))
     assert shares == sorted(shares, reverse=True) and shares[0] > 1.5 and shares[LOOKS:] == [1.0, 1.0]
     for _ in range(50):
         known.learn(GOOD, sum(GOOD), 0.0)
-    assert Yield(standings.of(100)).hoped(0.0) == Yield(standings.of(100)).expected(0.0), "it is always wrong"
+    assert Yield(standings.of(100)).hoped(0.0, 0.3) == Yield(standings.of(100)).expected(0.0), "it is always wrong"
 
 
 class Suits(Foresight):
@@ -131,7 +131,7 @@ def test_what_drafts_do_to_rounds_is_read_within_a_request(monkeypatch: pytest.M
 
     monkeypatch.setattr(target, "score", timed)
 
-    def decide(known: Yield, copied: float) -> list[float]:
+    def decide(known: Yield, copied: float, steps: float) -> list[float]:
         turn[0] += 1
         asks = turn[0] % 6 > 0 if slow[0] else turn[0] % 6 == 0
         return [1.0, 0.9, 0.8] if asks else []
@@ -161,7 +161,7 @@ def test_what_others_do_between_two_rounds_belongs_to_neither(monkeypatch: pytes
         now[0] += 1.0
         return score(batch, *rest, **named)  # type: ignore[arg-type]
 
-    def decide(known: Yield, copied: float) -> list[float]:
+    def decide(known: Yield, copied: float, steps: float) -> list[float]:
         turn[0] += 1
         return [1.0, 0.9, 0.8] if turn[0] % 3 == 0 else []
 
@@ -178,7 +178,7 @@ def test_what_others_do_between_two_rounds_belongs_to_neither(monkeypatch: pytes
 
 
 def test_a_batch_does_not_ask_for_drafts_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alone(known: Yield, copied: float) -> list[float]:
+    def alone(known: Yield, copied: float, steps: float) -> list[float]:
         raise AssertionError("a draft would be paid for by all requests of the batch")
 
     monkeypatch.setattr(Yield, "hoped", alone)
@@ -216,12 +216,13 @@ def test_where_looking_leads_to_no_more_drafts_few_requests_look(looks: int) -> 
     looked = []
     for _ in range(10 * LOOK_AGAIN):
         known = Yield(standing)
-        looked.append(known.looks)
+        looked.append(known.looks(0.3))
         rounds_of(known, [turn < looks for turn in range(40)], BAD)
     assert looked[0] and sum(looked[-4 * LOOK_AGAIN :]) == 4
     for _ in range(3):  # requests that draft to the end
         rounds_of(Yield(standing), [True] * 40, GOOD)
-    assert Yield(standing).looks and Yield(standing).looks
+    assert Yield(standing).looks(0.3) and Yield(standing).looks(0.3)
+    assert not Yield(standing).looks(3.0), "a draft that takes ten times as long must be followed more often"
 
 
 def test_long_answers_that_the_head_does_not_suit_leave_others_to_look() -> None:
@@ -229,8 +230,8 @@ def test_long_answers_that_the_head_does_not_suit_leave_others_to_look() -> None
     looked = []
     for number in range(60):
         known = Yield(standing)
-        looked.append(known.looks)
-        suited = number % 3 == 0 and known.looks
+        looked.append(known.looks(0.3))
+        suited = number % 3 == 0 and known.looks(0.3)
         rounds_of(known, [suited or turn < LOOKS for turn in range(500)], GOOD if suited else BAD)
     assert sum(looked) > 50
 
@@ -239,9 +240,9 @@ def test_only_requests_that_may_look_take_turns_at_it() -> None:
     standing = Standings().of(100)
     ours = Yield(standing)
     ours.learn(BAD, sum(BAD), sum(BAD))
-    before, looks = standing.requests, ours.looks
+    before, looks = standing.requests, ours.looks(0.3)
     ours.join(standing)
-    assert standing.requests == before and ours.looks is looks
+    assert standing.requests == before and ours.looks(0.3) is looks
 
 
 def test_rounds_without_a_draft_are_the_same_one_at_a_time_and_at_once() -> None:

@@ -1,9 +1,11 @@
 """For which requests of a round to ask a learned drafter: the decision of ``auto``.
 
-All options are compared by one measure: expected tokens of the whole round over its expected time, the draft's time
-included. What the free drafter adds is known before anything is decided: its draft tokens state how likely they are.
-What the learned one would add is an estimate (:mod:`outpace.controllers.yields`). With these, and with what rows and
-drafts cost, :func:`plan` chooses the requests that it is asked for: all, some or none.
+All options are compared by one measure: the expected tokens of the whole round, beyond those that its expected time,
+the draft's included, would give at the pace of the request. The best round by itself is not part of the best decoding:
+where copies will soon commit several tokens a round, a draft that barely beats one autoregressive round loses time.
+What the free drafter adds is known before anything is decided: its draft tokens state how likely they are. What the
+learned one would add is an estimate (:mod:`outpace.controllers.yields`). With these, and with what rows and drafts
+cost, :func:`plan` chooses the requests that it is asked for: all, some or none.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from outpace.controllers.predictor import Forecast
 from outpace.controllers.row_allocation import allot, with_uncertain
 
 MARGIN = 1.03
-"""How much better rounds with the learned drafter must be expected to be: estimates are not exact."""
+"""How much more tokens than its time gives otherwise a round with the learned drafter must be expected to commit:
+estimates are not exact."""
 
 
 def after_toll(offer: list[float], toll: float) -> list[float]:
@@ -45,6 +48,7 @@ def plan(
     base_tokens: float,
     drafting: Callable[[int], float],
     shares: Seq[Seq[float]] = (),
+    pace: float | None = None,
 ) -> Plan:
     """For which requests of a batch to ask the learned drafter: those with which the batch commits most per time.
 
@@ -52,9 +56,19 @@ def plan(
     drafted for request i and of what the learned one is expected to add; empty where it cannot be asked. ``costs[n]``:
     of a round with n draft tokens; ``drafting(k)``: of a learned draft for k requests, in the same unit.
     ``shares[i]``: how many drafts of the learned one have each of ``learned[i]``; all, where nothing is given.
+    ``pace``: tokens per autoregressive step that decoding gives at present; by default what this round gives without
+    the learned drafter.
     """
     counts, alone = allot(free, costs, base_tokens)
     best = alone
+    usual = alone.speedup if pace is None else pace
+
+    def worth(one: Forecast) -> float:
+        """Tokens beyond what its time would give otherwise. Of rounds that follow one another, those decode fastest
+        that have most of it (average reward of a semi-Markov decision process)."""
+        return one.tokens - usual * one.steps
+
+    limit = worth(alone)
     asked: tuple[int, ...] = ()
     spent = 0.0
     gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
@@ -71,12 +85,12 @@ def plan(
         size = min(size, len(order))
         cost = drafting(size)
         # Even if rows cost nothing; a larger draft never takes less time.
-        if (alone.tokens + sum(gains.values())) / (costs[0] + cost) <= least:
+        if alone.tokens + sum(gains.values()) - MARGIN * usual * (costs[0] + cost) <= limit:
             break
         members = order[:size]
         drafts = [one for at in members for one in offered[at]]
         found = with_uncertain([prob for probs in free for prob in probs], drafts, costs, base_tokens, cost)
-        if found.speedup > max(least, best.speedup):
+        if found.tokens - MARGIN * usual * found.steps > limit and worth(found) > worth(best):
             asked, best, spent = tuple(sorted(members)), found, cost
         if size == len(order):
             break

@@ -139,7 +139,8 @@ class Standing:
     ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one. ``often``:
     the share of the rounds in which the drafter was asked, of requests whose text it had read. ``followed``: in how
     many rounds after a request's first drafts it was asked for more; trials do not count. ``requests``: how many have
-    joined before their first draft. ``proven``: whether it was measured to make decoding faster.
+    joined before their first draft. ``tokens``, ``steps``: that a round has committed, and autoregressive steps that
+    it has taken, of the last ones of all requests. ``proven``: whether it was measured to make decoding faster.
     """
 
     proven: bool = False
@@ -148,10 +149,22 @@ class Standing:
     often: float = field(default=1.0, init=False)
     followed: float = field(default=0.5, init=False)
     requests: int = field(default=0, init=False)
+    tokens: float = field(default=1.25, init=False)
+    steps: float = field(default=1.0, init=False)
     record: _Record = field(init=False)
 
     def __post_init__(self) -> None:
         self.record = _of_all(self.proven)
+
+    @property
+    def pace(self) -> float:
+        """Tokens per autoregressive step."""
+        return self.tokens / self.steps
+
+    def paced(self, tokens: int, steps: float) -> None:
+        """A round has committed so many tokens, and taken so many autoregressive steps."""
+        self.tokens += (tokens - self.tokens) / ROUNDS_OF_ALL
+        self.steps += (steps - self.steps) / ROUNDS_OF_ALL
 
     @property
     def rests(self) -> bool:

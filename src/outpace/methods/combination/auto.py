@@ -8,8 +8,8 @@ time. A learned part that does not is left out and tried again after growing int
 decoding is autoregressive.
 
 All options are compared by one measure (:mod:`outpace.controllers.learned_plan`): expected tokens of the whole round,
-over its time in autoregressive steps, the learned draft included. In a batch the decision is one for all requests: the
-learned part drafts for those with which the batch commits most per time, or for none. Times are those of
+beyond what its time, the learned draft included, gives at the request's pace. In a batch the decision is one for all
+requests: the learned part drafts for those with which the batch commits most per time, or for none. Times are those of
 ``targets/costs.py``: as rounds and drafts have come to take in this process; for sampled answers that must be the same
 again for their seed as recorded, with one rehearsal of the learned part's draft. What is learned belongs to the
 request's namespace. Only figures of what a learned part adds are remembered across requests, of greedy and of sampled

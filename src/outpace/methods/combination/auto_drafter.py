@@ -42,6 +42,9 @@ LEAST_AHEAD = 0.05
 PATIENT, MOST_QUIET = 2, 10
 """Where the learned part is not asked although nothing is copied, a round that follows does not decide again, as that
 takes time: one more for each of so many rounds that it has not been asked in, so many at most."""
+PACE, KNOWN, FADE = 1.25, 6.0, 0.97
+"""Tokens per autoregressive step before any round was seen; what other requests have shown counts as so many steps;
+what a round weighs after the next one."""
 COPIED = 0.5
 """Then it is not asked beside copies either whose first tokens are likelier than this: it adds less there."""
 
@@ -67,12 +70,30 @@ class AutoState(MergeState):
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     quiet: int | None = None
     """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
+    steps: float | None = None
+    """What the round under way takes, in autoregressive steps, as far as costs tell."""
+    seen: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Tokens and steps of its last rounds."""
     rest: tuple[float, bool] | None = None
     """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
 
     @property
     def written(self) -> int:
         return len(self.sequence.tokens) - self.began
+
+    @property
+    def pace(self) -> float:
+        """Tokens per autoregressive step of its last rounds; at first that of other requests."""
+        usual = PACE if self.known.standing is None else self.known.standing.pace
+        tokens, steps = self.seen
+        return (KNOWN * usual + tokens) / (KNOWN + steps)
+
+    def paced(self, tokens: int) -> None:
+        """The round has committed so many tokens."""
+        if self.steps is not None:
+            self.seen = [FADE * known + new for known, new in zip(self.seen, (tokens, self.steps), strict=True)]
+            if self.known.standing is not None:
+                self.known.standing.paced(tokens, self.steps)
 
     @property
     def drafts_to_come(self) -> float:
@@ -148,7 +169,7 @@ class Auto(MergedTrees[AutoState]):
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
         alone = states[0] if len(states) == 1 and states[0].sequence.timed else None
         for state in states:
-            state.asked, state.spent, state.drafted = None, 0.0, None
+            state.asked, state.spent, state.drafted, state.steps = None, 0.0, None, None
             if alone is None:
                 state.rest = None
         if len(self.parts) == 1:
@@ -157,9 +178,12 @@ class Auto(MergedTrees[AutoState]):
             return self._alone(states, [TokenTree() for _ in states])
         self._asked = True
         self._choose(states, budgets)
-        if alone is not None and (costs := budgets[0].relative_costs):
-            cost = costs[min(len(alone.united), len(costs) - 1)]
-            alone.drafted = perf_counter(), cost, alone.asked is not None
+        if len(states) == 1 and (costs := budgets[0].relative_costs):
+            [one] = states
+            cost = costs[min(len(one.united), len(costs) - 1)]
+            one.steps = cost + one.spent
+            if alone is not None:
+                alone.drafted = perf_counter(), cost, alone.asked is not None
         return [state.united for state in states]
 
     def _choose(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
@@ -236,13 +260,14 @@ class Auto(MergedTrees[AutoState]):
             shares.append(known.shares if able else ())
             due.append(able and known.due() and reading <= TRIED * ahead * state.written)
 
+        pace = states[0].pace if timed.batch == 1 and budgets[0].relative_costs else None
         after = shared.after.share if timed.live and timed.batch == 1 else 0.0
 
         def drafting(size: int) -> float:
             return self.times.draft_steps(timed, size) + after
 
         def chosen() -> Plan:
-            return plan(probs, offers, costs, base, drafting, shares)
+            return plan(probs, offers, costs, base, drafting, shares, pace)
 
         found = chosen()
         trial = not found.asked and any(due)
@@ -316,6 +341,8 @@ class Auto(MergedTrees[AutoState]):
             if all(state.sequence.timed for state in states):
                 self._shared(states).saw_round(drafting=self._asked)
             self._asked = False
+        if len(states) == 1:
+            states[0].paced(len(verdicts[0].committed))
         for state, verdict in zip(states, verdicts, strict=True):
             scored, asked = verdict.scores.tree, state.asked
             if scored:
