@@ -34,7 +34,17 @@ import numpy as np
 import torch
 
 import outpace
-from cells import CellRun, append_cell, cell_options, check_settings, digest_of, models_and_drafts, numbers, read_cells
+from cells import (
+    CellRun,
+    append_cell,
+    cell_options,
+    check_settings,
+    digest_of,
+    model_label,
+    models_and_drafts,
+    numbers,
+    read_cells,
+)
 from outpace.advice.advising import advise
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
@@ -166,7 +176,7 @@ def summary(pieces: Sequence[Mapping[str, Any]]) -> list[str]:
             without += cell["ci95"] is None
             ci95 = "none" if cell["ci95"] is None else f"[{cell['ci95'][0]:.2f}, {cell['ci95'][1]:.2f}]"
             lines.append(
-                f"{Path(one['model']).stem[:15]:<16}{one['temperature']:>5g}{one['batch']:>6}  {cell['method']:<13}"
+                f"{model_label(one['model'])[:15]:<16}{one['temperature']:>5g}{one['batch']:>6}  {cell['method']:<13}"
                 f"{cell['predicted']:>9.2f}x [{low:.2f}, {high:.2f}]  {cell['measured']:>8.2f}x {ci95}"
             )
         speeds = {"none": 1.0} | {cell["method"]: cell["measured"] for cell in cells}

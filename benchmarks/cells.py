@@ -36,6 +36,11 @@ def models_and_drafts(names: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
+def model_label(model: str) -> str:
+    """A model's name in tables and names of files: of a path its last part, and all of it behind the hub's owner."""
+    return Path(model).name.removesuffix(".gguf")
+
+
 def numbers(option: str, text: str) -> list[int]:
     """Of at least 1, from a list with commas."""
     try:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import outpace
+from cells import model_label
 from lossy_tables import SCRIPT, overall, study_lines
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0,0.7")
     parser.set_defaults(batch=1)
     options = parser.parse_args()
-    options.model_name = Path(options.model).stem
+    options.model_name = model_label(options.model)
     if options.study == "table":
         write_tables(options.out, options.page, SCRIPT, study_lines, overall)
     else:

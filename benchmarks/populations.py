@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 import outpace
+from cells import model_label
 from outpace.core.machine import describe
 from outpace.engine.method import Method
 from outpace.engine.scheduler import Limits
@@ -49,7 +50,7 @@ GATE_ROWS = ("draft-model", "draft-model#fallback", "bild#unsure")
 
 
 def parts(options: argparse.Namespace) -> Iterator[Part]:
-    model = Path(options.model).stem
+    model = model_label(options.model)
     used = {
         "model": model,
         "dtype": options.dtype,

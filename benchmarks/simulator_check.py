@@ -39,7 +39,17 @@ import numpy as np
 import torch
 
 import outpace
-from cells import CellRun, append_cell, cell_options, check_settings, digest_of, models_and_drafts, numbers, read_cells
+from cells import (
+    CellRun,
+    append_cell,
+    cell_options,
+    check_settings,
+    digest_of,
+    model_label,
+    models_and_drafts,
+    numbers,
+    read_cells,
+)
 from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 from outpace.core.version import __version__
@@ -145,7 +155,7 @@ def times_of(requests: Sequence[TracedRequest]) -> list[tuple[float, float, floa
 
 def beside(options: argparse.Namespace, model: str, what: str) -> Path:
     """A file about a model, kept beside the file of cells."""
-    found: Path = options.out.with_suffix(f".{Path(model).stem}-{what}")
+    found: Path = options.out.with_suffix(f".{model_label(model)}-{what}")
     return found
 
 

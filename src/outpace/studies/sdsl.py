@@ -45,7 +45,7 @@ from outpace.studies.draft_sizes import (
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
-_TIMES = "times of all sizes"
+_TIMES, _CHOICE = "times of all sizes", "the size that is predicted"
 _LAYERS = (1, 2, 3, 4, 6, 8, 12)
 _NARROWEST = 64
 """Width of a layer's MLP below which a size is no candidate."""
@@ -106,7 +106,14 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
     timed = len(stratified(context.prompts, settings.timed))
     sizes = [one.name for one in first]
     trainings = {_part(name): 10.0 for name in (*sizes, "of the size that is predicted")}
-    journal.plan({**trainings, _TIMES: 2.0, **{name: float(len(some)) for name, some in parts_of(timed, 1).items()}})
+    journal.plan(
+        {
+            **trainings,
+            _TIMES: 2.0,
+            _CHOICE: 0.1,
+            **{name: float(len(some)) for name, some in parts_of(timed, 1).items()},
+        }
+    )
     with journal.room("sdsl") as place:
 
         def learned(one: DraftSize, label: str) -> Path:
@@ -122,8 +129,14 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         found = {name: judged(model, folder, answers) for name, folder in heads.items()}
         seconds = journal.part(_TIMES, lambda: draft_seconds(model, [*first, *candidates]))
         here, drawn = (_predicted(model, first, found, seconds, settings, some) for some in (once, weights))
-        best = max(candidates, key=lambda one: float(here.speedups(one).max()))
-        length = int(here.speedups(best)[0].argmax()) + 1
+
+        def choice() -> dict[str, Any]:
+            best = max(candidates, key=lambda one: float(here.speedups(one).max()))
+            return {"size": best.name, "length": int(here.speedups(best)[0].argmax()) + 1}
+
+        # Kept, as costs that are measured anew might choose another one than the parts that follow are of.
+        chosen = journal.part(_CHOICE, choice)
+        best, length = next(one for one in candidates if one.name == chosen["size"]), int(chosen["length"])
         heads[best.name] = learned(best, "of the size that is predicted")
         found[best.name] = judged(model, heads[best.name], answers)
         decoded = _decoded(context, heads, length, settings)
