@@ -61,7 +61,8 @@ def plan(
     """
     counts, alone = allot(free, costs, base_tokens)
     best = alone
-    usual = alone.speedup if pace is None else pace
+    # At a known pace there is no margin: rounds without drafts take longer than their rows, too.
+    usual, margin = (alone.speedup, MARGIN) if pace is None else (pace, 1.0)
 
     def worth(one: Forecast) -> float:
         """Tokens beyond what its time would give otherwise. Of rounds that follow one another, those decode fastest
@@ -85,12 +86,12 @@ def plan(
         size = min(size, len(order))
         cost = drafting(size)
         # Even if rows cost nothing; a larger draft never takes less time.
-        if alone.tokens + sum(gains.values()) - MARGIN * usual * (costs[0] + cost) <= limit:
+        if alone.tokens + sum(gains.values()) - margin * usual * (costs[0] + cost) <= limit:
             break
         members = order[:size]
         drafts = [one for at in members for one in offered[at]]
         found = with_uncertain([prob for probs in free for prob in probs], drafts, costs, base_tokens, cost)
-        if found.tokens - MARGIN * usual * found.steps > limit and worth(found) > worth(best):
+        if found.tokens - margin * usual * found.steps > limit and worth(found) > worth(best):
             asked, best, spent = tuple(sorted(members)), found, cost
         if size == len(order):
             break
