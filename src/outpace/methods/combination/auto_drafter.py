@@ -178,12 +178,13 @@ class Auto(MergedTrees[AutoState]):
             return self._alone(states, [TokenTree() for _ in states])
         self._asked = True
         self._choose(states, budgets)
-        if len(states) == 1 and (costs := budgets[0].relative_costs):
-            [one] = states
-            cost = costs[min(len(one.united), len(costs) - 1)]
-            one.steps = cost + one.spent
-            if alone is not None:
-                alone.drafted = perf_counter(), cost, alone.asked is not None
+        for state, budget in zip(states, budgets, strict=True):
+            costs = budget.relative_costs
+            if costs and budget.base_tokens <= 1.0:  # of the request alone, whoever else is in the batch
+                cost = costs[min(len(state.united), len(costs) - 1)]
+                state.steps = cost + state.spent
+                if state is alone:
+                    state.drafted = perf_counter(), cost, state.asked is not None
         return [state.united for state in states]
 
     def _choose(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
@@ -341,9 +342,8 @@ class Auto(MergedTrees[AutoState]):
             if all(state.sequence.timed for state in states):
                 self._shared(states).saw_round(drafting=self._asked)
             self._asked = False
-        if len(states) == 1:
-            states[0].paced(len(verdicts[0].committed))
         for state, verdict in zip(states, verdicts, strict=True):
+            state.paced(len(verdict.committed))
             scored, asked = verdict.scores.tree, state.asked
             if scored:
                 for name, tree in zip(self.names, self.part_trees(state), strict=False):
