@@ -65,10 +65,20 @@ def test_weights_of_fewer_bits_are_read_faster_and_multiplied_in_16() -> None:
 
 
 def test_tensor_parallelism_divides_the_work_and_adds_all_reduces() -> None:
-    alone = Roofline(SHAPE, DEVICE).forward(Work(1, 10, 10, 0))
-    two = Roofline(SHAPE, DEVICE, parallel=Parallel(tensor=2)).forward(Work(1, 10, 10, 0))
+    shape = replace(SHAPE, kv_heads=2)
+    alone = Roofline(shape, DEVICE).forward(Work(1, 10, 10, 0))
+    two = Roofline(shape, DEVICE, parallel=Parallel(tensor=2)).forward(Work(1, 10, 10, 0))
     all_reduce = 2 * (1 / 2) * 4 * 2 / 500.0 + 0.5
     assert two == pytest.approx(alone / 2 + 3 * 2 * all_reduce)
+
+
+def test_a_device_holds_and_reads_a_whole_kv_head_at_least() -> None:
+    assert SHAPE.kv_heads == 1
+    one, two = Roofline(SHAPE, DEVICE), Roofline(SHAPE, DEVICE, parallel=Parallel(tensor=2))
+    assert (one.kv_copies, two.kv_copies) == (1, 2)
+    assert two.kv_bytes_per_token == 2 * one.kv_bytes_per_token
+    longer = [roofline.forward(Work(1, 1000, 0, 0)) - roofline.forward(Work(1, 500, 0, 0)) for roofline in (one, two)]
+    assert longer[0] == pytest.approx(longer[1])
 
 
 def test_pipeline_stages_are_the_layers_and_what_is_sent() -> None:

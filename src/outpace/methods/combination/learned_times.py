@@ -145,7 +145,10 @@ class LearnedTimes:
         clock = self.shared(sampled).clock
         if unread:  # where drafts are seldom asked for, most read a text first: what others take is rehearsed then
             usual = clock.seconds(count)
-            clock.read_text(unread, seconds - (self._rehearsed(count, sampled) if usual is None else usual))
+            if usual is None and not self._target.costs.fixed:
+                usual = self._rehearsed(count, sampled)
+            if usual is not None:
+                clock.read_text(unread, seconds - usual)
             return
         if not clock.read(count, seconds):
             return
