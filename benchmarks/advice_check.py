@@ -49,7 +49,6 @@ from outpace.advice.advising import advise
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.core.version import __version__
 from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads, head_folders
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -266,7 +265,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What all pieces depend on."""
     said = {name: getattr(options, name) for name in ("tokens", "limit", "minutes", "threads")}
     prompts = [(one.id, one.turns) for one in load_prompts(options.prompts)]
-    return said | {"prompts": digest_of(prompts), "version": __version__}
+    return said | {"prompts": digest_of(prompts)}
 
 
 def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:

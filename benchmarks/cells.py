@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from outpace.core.errors import BadInput
 from outpace.core.files import read_json, write_atomically
+from outpace.core.version import __version__
 
 C = TypeVar("C", bound=Hashable)
 
@@ -85,10 +86,11 @@ def append_cell(path: Path, one: Mapping[str, Any]) -> None:
 def check_settings(
     out: Path, said: Mapping[str, Any], models: Mapping[str, Any], done: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Keep beside ``out`` what its cells depend on: ``said`` all of them, and what is said of their model in
-    ``models``; further models may be added. Raises BadInput where those that are ``done`` had other settings."""
+    """Keep beside ``out`` what its cells depend on: the version and ``said`` all of them, and what is said of their
+    model in ``models``; further models may be added. Raises BadInput where those that are ``done`` had other
+    settings."""
     path = out.with_suffix(".settings.json")
-    whole = {**said, **{f"draft of {name}": about for name, about in models.items()}}
+    whole = {**said, "version": __version__, **{f"draft of {name}": about for name, about in models.items()}}
     said = json.loads(json.dumps(whole))  # as it is read again
     known = read_json(path) if path.exists() else {}
     new = {f"draft of {name}" for name in models} - {f"draft of {one['model']}" for one in done}

@@ -52,7 +52,6 @@ from cells import (
 )
 from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
-from outpace.core.version import __version__
 from outpace.engine.round_overhead import RoundOverhead, measure_overhead
 from outpace.methods.registry import find
 from outpace.model import Model
@@ -164,7 +163,7 @@ def settings(options: argparse.Namespace, batches: Sequence[int]) -> dict[str, A
     batch."""
     said = {name: getattr(options, name) for name in ("tokens", "requests", "threads")}
     asked = [(one.opening, one.turns) for one in questions(options.prompts)]
-    return said | {"prompts": digest_of(asked), "batches": [min(batches), max(batches)], "version": __version__}
+    return said | {"prompts": digest_of(asked), "batches": [min(batches), max(batches)]}
 
 
 def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> dict[int, Trace]:

@@ -227,6 +227,15 @@ def test_the_method_that_gains_most_over_all_batches_is_recommended_and_where_it
     assert any("sam (1.35x)" in line for line in found.words)
 
 
+def test_another_method_that_pays_at_a_batch_is_said_to() -> None:
+    rows = [row("pld", 1, 1.5, 1.4), row("pld", 4, 1.4, 1.3), row("pld", 16, 0.9, 0.8)]
+    rows += [row("sam", 1, 1.1, 1.0), row("sam", 4, 1.1, 1.0), row("sam", 16, 1.3, 1.2)]
+    [line] = [one for one in recommend(rows, COSTS, sorted(COSTS)).words if one.startswith("Batch 16")]
+    assert "not pld" in line and "sam" in line and "lower end" not in line
+    unsure = recommend([*rows[:5], row("sam", 16, 1.1, 0.9)], COSTS, sorted(COSTS)).words
+    assert any(one.startswith("Batch 16: none") and "lower end is not above" in one for one in unsure)
+
+
 def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     found = recommend([row("sam", 1, 1.3, 1.2), row("pld", 4, 0.9, 0.8)], COSTS, sorted(COSTS))
     entries = found.public()["batch"]

@@ -15,13 +15,14 @@ from outpace.core.errors import BadInput
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits
 from outpace.model import Model
 from outpace.simulate import simulation
-from outpace.simulate.acceptance import Rates, Recorded, SimulatedRound, Undrafted, rates_of
+from outpace.simulate.acceptance import Rates, Recorded, SimulatedRound, Undrafted, drafting_share, rates_of
 from outpace.simulate.draft_times import FreeDrafts, ModelDrafts, RecordedDrafts
 from outpace.simulate.hardware import PRESETS
 from outpace.simulate.load import Arrivals, Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
+from outpace.simulate.serving_model import Prefixes
 from outpace.simulate.simulating import simulate
 from outpace.simulate.simulation import Outcome, simulate_requests
 from outpace.simulate.simulation_settings import Settings
@@ -268,6 +269,30 @@ def test_a_load_that_never_drains_is_bounded_and_said() -> None:
     growing = served([request()], Clockwork(), poisson(5.0, 300, seed=1), count=300)
     assert growing.public()["drained"] is True
     assert "queue was still growing" in growing.notes[0]
+
+
+def test_rounds_without_drafts_stay_as_many() -> None:
+    """A lookup that finds something in a quarter of the rounds does not in all of them."""
+    rounds = Rounds((0, 0, 0, 2) * 50, (0, 0, 0, 2) * 50, (1, 1, 1, 3) * 50, (1,) * 200, (1.0,) * 200, (0.0,) * 200)
+    one = TracedRequest("q", "pld", 1, 300, rounds)
+    share = drafting_share([one])
+    assert share == pytest.approx(0.25, abs=0.01)
+    drawn = list(Rates(rates_of([one]), 2, seed=1, drafting=share).rounds(request(accepted=(0,) * 4000), 0))
+    assert sum(each.drafted > 0 for each in drawn) / len(drawn) == pytest.approx(0.25, abs=0.03)
+    assert 4000 / len(drawn) == pytest.approx(1.5, rel=0.05)
+
+
+def test_cached_beginnings_leave_their_memory_to_running_requests() -> None:
+    one = TracedRequest(
+        "q", "none", 130, 1, Rounds((0,), (0,), (1,), (1,), (1.0,), (0.0,)), prefix=("a", "b", "c", "d")
+    )
+    cached = Prefixes(8, block_bytes=100)
+    cached.keep(one)
+    assert cached.lend(one) == 128
+    cached.shrink(250)
+    assert cached.lend(one) == 64
+    cached.shrink(-1)
+    assert cached.lend(one) == 0
 
 
 def test_rates_are_drawn_as_often_as_they_say() -> None:

@@ -25,6 +25,20 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
         cells.read_cells(path)
 
 
+def test_a_file_is_not_gone_on_with_under_other_settings(tmp_path: Path) -> None:
+    out, done = tmp_path / "cells.jsonl", [{"model": "m"}]
+    cells.check_settings(out, {"tokens": 48}, {"m": "small"}, [])
+    cells.check_settings(out, {"tokens": 48}, {"m": "small", "n": None}, done)  # a further model
+    for said, models, name in (
+        ({"tokens": 64}, {"m": "small"}, "tokens"),
+        ({"tokens": 48}, {"m": "other"}, "draft of m"),
+    ):
+        with pytest.raises(BadInput, match=f"cells with another {name}"):
+            cells.check_settings(out, said, models, done)
+    with pytest.raises(BadInput, match="cells with another"):
+        cells.check_settings(tmp_path / "unknown.jsonl", {"tokens": 48}, {"m": "small"}, done)
+
+
 def test_cells_are_run_until_the_time_is_over() -> None:
     now, done = [0.0], {"a"}
     said: list[str] = []

@@ -26,6 +26,8 @@ looks. Four drafts that do not pay lose about what four that do gain, and an ans
 CHEAP = 0.4
 """Autoregressive steps of a draft for which that holds. One that takes more must be followed more often, in proportion:
 a draft that does not pay loses all of its time."""
+PACE = 1.25
+"""Tokens per autoregressive step before any round was seen."""
 OF_A_REQUEST, ROUNDS_OF_LOOKS = 24, 256
 """So many rounds of a request count at most, since those of one answer agree; and the share is of so many, nearly."""
 WEIGHT, PROVEN = 4.0, 12.0
@@ -149,7 +151,7 @@ class Standing:
     often: float = field(default=1.0, init=False)
     followed: float = field(default=0.5, init=False)
     requests: int = field(default=0, init=False)
-    tokens: float = field(default=1.25, init=False)
+    tokens: float = field(default=PACE, init=False)
     steps: float = field(default=1.0, init=False)
     record: _Record = field(init=False)
 
@@ -299,6 +301,16 @@ class Yield:
     def often(self) -> float:
         """In how many of a request's rounds it is asked, once it has read the text; as a share."""
         return 1.0 if self.standing is None else self.standing.often
+
+    @property
+    def pace(self) -> float:
+        """Tokens per autoregressive step that requests like this one have had."""
+        return PACE if self.standing is None else self.standing.pace
+
+    def paced(self, tokens: int, steps: float) -> None:
+        """A round has committed so many tokens, and taken so many autoregressive steps."""
+        if self.standing is not None:
+            self.standing.paced(tokens, steps)
 
     def passed(self, *, asked: bool, trial: bool = False, read: bool = False) -> None:
         """A round begins in which it is asked, or not. ``read``: whether it has read the request's text before."""

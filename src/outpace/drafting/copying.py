@@ -132,7 +132,7 @@ class CopyDrafter(Drafter[S], ABC):
         return sys.maxsize
 
     def prior(self, kind: CopyKind) -> float:
-        """The acceptance rate of a kind before anything was observed (``benchmarks/priors.py``)."""
+        """The acceptance rate of a kind before anything was observed (how it was fitted: LOG.md, 28 November 2026)."""
         if kind.rivals is None:
             return 1.0 - 0.85 / math.pow(kind.length, 0.83)
         return (1.0 - 0.64 / math.pow(kind.length, 0.67)) * SHARES[min(kind.rivals, len(SHARES) - 1)]

@@ -42,9 +42,8 @@ LEAST_AHEAD = 0.05
 PATIENT, MOST_QUIET = 2, 10
 """Where the learned part is not asked although nothing is copied, a round that follows does not decide again, as that
 takes time: one more for each of so many rounds that it has not been asked in, so many at most."""
-PACE, KNOWN, FADE = 1.25, 6.0, 0.97
-"""Tokens per autoregressive step before any round was seen; what other requests have shown counts as so many steps;
-what a round weighs after the next one."""
+KNOWN, FADE = 6.0, 0.97
+"""The pace of other requests counts as that of so many autoregressive steps; what a round weighs after the next one."""
 COPIED = 0.5
 """Then it is not asked beside copies either whose first tokens are likelier than this: it adds less there."""
 
@@ -84,16 +83,14 @@ class AutoState(MergeState):
     @property
     def pace(self) -> float:
         """Tokens per autoregressive step of its last rounds; at first that of other requests."""
-        usual = PACE if self.known.standing is None else self.known.standing.pace
         tokens, steps = self.seen
-        return (KNOWN * usual + tokens) / (KNOWN + steps)
+        return (KNOWN * self.known.pace + tokens) / (KNOWN + steps)
 
     def paced(self, tokens: int) -> None:
         """The round has committed so many tokens."""
         if self.steps is not None:
             self.seen = [FADE * known + new for known, new in zip(self.seen, (tokens, self.steps), strict=True)]
-            if self.known.standing is not None:
-                self.known.standing.paced(tokens, self.steps)
+            self.known.paced(tokens, self.steps)
 
     @property
     def drafts_to_come(self) -> float:
@@ -244,6 +241,7 @@ class Auto(MergedTrees[AutoState]):
         # Drafts of a request that is alone for a moment, or of a batch that tries them, end soon.
         shared = self._shared(states)
         ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
+        alone = timed.batch == 1
         for state, budget in zip(states, budgets, strict=True):
             order, reachable = state.free.likeliest_first()
             ranked.append(order)
@@ -255,14 +253,13 @@ class Auto(MergedTrees[AutoState]):
             tolls.append(toll)
             known = state.known
             # A draft to find out what drafts add is paid for by all requests of its round.
-            alone = timed.batch == 1
             offer = known.hoped(first, self.times.draft_steps(timed, 1)) if alone else known.expected(first)
             offers.append(after_toll(offer, toll) if able else [])
             shares.append(known.shares if able else ())
             due.append(able and known.due() and reading <= TRIED * ahead * state.written)
 
-        pace = states[0].pace if timed.batch == 1 and budgets[0].relative_costs else None
-        after = shared.after.share if timed.live and timed.batch == 1 else 0.0
+        pace = states[0].pace if alone and budgets[0].relative_costs else None
+        after = shared.after.share if timed.live and alone else 0.0
 
         def drafting(size: int) -> float:
             return self.times.draft_steps(timed, size) + after
