@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outpace.controllers.payoff import BEGINNING, TRIAL, TURNS, Payoff
+from outpace.controllers.payoff import FIRST_RUN, REFERENCE, TRIAL, TURNS, Payoff
 
 
 def spent(gain: float, rounds: int, *, noise: float = 0.0, payoff: Payoff | None = None) -> tuple[float, int]:
@@ -28,7 +28,7 @@ def test_drafts_that_lose_are_given_up_and_tried_again_at_little_cost() -> None:
     for gain in (0.97, 0.9, 0.7):
         rate, drafted = spent(gain, 4000)
         assert rate < 1.025  # a hundredth or two for trials, and the beginning
-        assert drafted > TURNS * (BEGINNING + TRIAL)
+        assert drafted > TURNS * (FIRST_RUN + TRIAL)
     assert spent(0.97, 4000)[1] > 2 * spent(0.7, 4000)[1]  # what loses little is tried more often
 
 
@@ -65,9 +65,32 @@ def test_drafts_that_bring_fewer_tokens_are_given_up_before_the_next_comparison_
 def test_a_machine_that_becomes_slower_is_no_reason_to_compare_again() -> None:
     payoff = Payoff()
     spent(1.5, 100, payoff=payoff)
+    drafted = 0
     for _ in range(200):
-        assert payoff.drafts, "until the comparison that was due"
-        payoff.saw(1.3, 2.0 * 1.3 / 1.5)
+        drafted += payoff.drafts
+        payoff.saw(*((1.3, 2.0 * 1.3 / 1.5) if payoff.drafts else (1.0, 2.0)))
+    assert drafted >= 200 - REFERENCE, "one reference was due"
+
+
+def test_what_costs_expect_of_a_round_is_not_held_against_its_tokens() -> None:
+    """Long drafts of a text that is copied, and then short ones: both pay, at any size."""
+    payoff = Payoff()
+    for number in range(600):
+        steps = 2.0 if number % 200 < 100 else 1.2
+        drafts = payoff.drafts
+        payoff.saw(1.1 * steps if drafts else 1.0, steps if drafts else 1.0, expected=steps if drafts else 1.0)
+        assert payoff.better, number
+
+
+def test_texts_that_suit_drafts_are_noticed_soon() -> None:
+    """Tasks of 200 rounds by turns, in which drafts of 1.1 steps bring 1.0 or 1.4 tokens."""
+    right, chance = 0, random.Random(9)
+    payoff = Payoff()
+    for number in range(4000):
+        tokens = 1.0 if number // 200 % 2 else 1.4
+        right += payoff.drafts == (tokens > 1.2)
+        payoff.saw(tokens + 0.2 * (chance.random() - 0.5) if payoff.drafts else 1.0, 1.1 if payoff.drafts else 1.0)
+    assert right > 3200, right
 
 
 @pytest.mark.parametrize("stalls", [0.02, 0.1])

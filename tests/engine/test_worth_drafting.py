@@ -10,6 +10,7 @@ import pytest
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
+from outpace.controllers.payoff import SOON
 from outpace.core.chance import Chance
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
@@ -86,7 +87,7 @@ def test_a_smaller_batch_finds_out_for_itself_and_a_larger_one_believes() -> Non
     slow = Timed(0.02)
     answers(slow)
     larger = slow.proposed
-    answers(slow, (*PROMPTS, (7, 2)), length=30)  # nothing yet that a trial could follow
+    answers(slow, (*PROMPTS, (7, 2)), length=SOON - 2)  # nothing yet that a trial could follow
     assert slow.proposed == larger
     answers(slow, PROMPTS[:2])
     assert slow.proposed > larger + 20  # its own first rounds, not a trial of a batch at rest
@@ -101,7 +102,7 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
         def __init__(self, like: object) -> None:
             """None is known."""
 
-        def saw(self, tokens: float, seconds: float, drafting: float, joined: float) -> None:
+        def saw(self, tokens: float, seconds: float, drafting: float, joined: float, expected: float) -> None:
             self.drafts = not self.drafts
 
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +149,7 @@ def test_a_round_that_measures_costs_is_not_compared(monkeypatch: pytest.MonkeyP
         def __init__(self, like: object) -> None:
             """None is known."""
 
-        def saw(self, tokens: float, seconds: float, drafting: float, joined: float) -> None:
+        def saw(self, tokens: float, seconds: float, drafting: float, joined: float, expected: float) -> None:
             seen.append(seconds)
 
     class Measuring(FreeRows):

@@ -22,7 +22,7 @@ import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
 from outpace.advice.trial import Indices, Trial
-from outpace.controllers.payoff import BEGINNING
+from outpace.controllers.payoff import FIRST_RUN
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -252,7 +252,7 @@ def _drafting(
         return spent
     # What the same first rounds, which draft in any case, took when they were replayed, with the target's forward in
     # nobody's caches.
-    early = played.early[: min(len(trial.plain), BEGINNING)]
+    early = played.early[: min(len(trial.plain), FIRST_RUN)]
     usual = float(np.mean(early)) / costs.step if len(early) else 0.0
     if usual < FREE:
         return rounds * tried

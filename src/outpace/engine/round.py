@@ -20,7 +20,7 @@ from outpace.engine.future_validity import look_ahead
 from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
-from outpace.engine.worth_drafting import payoff_of
+from outpace.engine.worth_drafting import expected_steps, payoff_of
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -41,6 +41,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
             mark_certain_rows(one, tree)
+    expected = 1.0 if payoff is None else expected_steps(target, active, trees)
     others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
@@ -59,7 +60,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     if payoff is not None and undisturbed:
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
         joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
-        payoff.saw(committed / len(active), target.lasted(perf_counter() - began, drafting), drafting, joined)
+        lasted = target.lasted(perf_counter() - began, drafting)
+        payoff.saw(committed / len(active), lasted, drafting, joined, expected)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif undisturbed and reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):

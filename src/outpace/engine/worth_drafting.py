@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from outpace.controllers.payoff import Payoff
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.engine.request import Generation
 from outpace.targets.base import Target
@@ -48,6 +49,17 @@ def _adapts(active: Seq[Generation]) -> bool:
     one = active[0]
     budget = one.request.method.controller.budget(one.metrics, len(active), not one.sequence.timed)
     return budget.base_tokens > 1.0 and bool(budget.relative_costs)
+
+
+def expected_steps(target: Target, active: Seq[Generation], trees: Seq[TokenTree]) -> float:
+    """Autoregressive steps that the round takes beside its draft, by the target's costs."""
+    rows = [1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees]
+    if sum(rows) == len(rows):
+        return 1.0
+    contexts = [len(one.sequence.tokens) for one in active]
+    beside = target.costs.overhead
+    plain = target.costs.forward([1] * len(rows), contexts)
+    return (target.costs.forward(rows, contexts) + beside) / (plain + beside)
 
 
 def forget(drafter: Drafter[Any]) -> None:

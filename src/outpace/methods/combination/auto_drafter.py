@@ -40,8 +40,9 @@ expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
 PATIENT, MOST_QUIET = 2, 10
-"""Where the learned part is not asked although nothing is copied, a round that follows does not decide again, as that
-takes time: one more for each of so many rounds that it has not been asked in, so many at most."""
+"""Where the learned part is not asked although nothing is copied, or for none of several requests, a round that follows
+does not decide again, as that takes time: one more for each of so many rounds that it has not been asked in, so many at
+most."""
 KNOWN, FADE = 6.0, 0.97
 """The pace of other requests counts as that of so many autoregressive steps; what a round weighs after the next one."""
 COPIED = 0.5
@@ -102,9 +103,9 @@ class AutoState(MergeState):
     @property
     def undecided(self) -> bool:
         """Whether this round decides if the learned part is asked, the free part having drafted."""
-        if self.quiet is None or self.known.due():
+        if self.quiet is None:
             return True
-        return self.quiet == 0 and _first(self.free) < COPIED
+        return self.quiet == 0 and (_first(self.free) < COPIED or self.known.due())
 
     @property
     def unread(self) -> int:
@@ -283,7 +284,7 @@ class Auto(MergedTrees[AutoState]):
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
                 continue
-            if not state.free and budgets[at].relative_costs:
+            if budgets[at].relative_costs and (not state.free or (len(states) > 1 and not found.asked)):
                 state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET)
             if len(wanted) < len(state.free):
                 state.united = state.free.only(wanted)
