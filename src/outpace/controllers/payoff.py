@@ -92,6 +92,8 @@ class Payoff:
         self._plain: list[float] = []
         """Those since."""
         self._references = 0
+        self._reading = 0.0
+        """Steps that the last trial took to read what had come since the one before."""
         self._rounds_left = FIRST_RUN if self.better else SOON
         """Rounds of this kind that are left."""
 
@@ -191,12 +193,13 @@ class Payoff:
         return tokens + CONFIDENCE * sqrt(variance / count) > MARGIN * self._steps
 
     def _until_trial(self) -> int:
-        cost = TRIAL * max(0.0, self._steps - self._tokens) + self._reading
+        before, self._reading = self._reading, self._steps_of_reading()
+        # What held up a single trial is not what the next one reads.
+        cost = TRIAL * max(0.0, self._steps - self._tokens) + min(before, self._reading)
         return min(LATE, max(SOON, round(cost / EXPLORING)))
 
-    @property
-    def _reading(self) -> float:
-        """Steps for what the first drafts of the run had to read, beside its other drafts."""
+    def _steps_of_reading(self) -> float:
+        """What the first drafts of the run had to read, beside its other drafts."""
         run = self._run[:TRIAL]
         if not run:
             return 0.0

@@ -1,13 +1,14 @@
-"""BatchForwards: what a forward of several sequences with a row each takes; and what reading a prompt does.
+"""BatchForwards: what a forward of several sequences takes, by their rows; and what reading a prompt does.
 
 Eight sequences are not one sequence with eight rows: each has a K/V cache of its own, which is read once. So forwards
-of a batch are measured as a batch, after a short and a longer context; time is linear in the context. Additional rows
-are those of :meth:`~outpace.targets.costs.ForwardCosts.seconds`: they share their sequence's K/V.
+of a batch are measured as a batch, with one, two and four rows for each sequence, after a short and a longer context;
+time is linear in the context. More rows are those of :meth:`~outpace.targets.costs.ForwardCosts.seconds`.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,14 @@ _LARGEST = 32
 """Sequences that are measured together at most; more go on as from half of it to here."""
 _LONGEST = 256
 """Tokens of each of them: K/V of 8,192 tokens at most is made for a measurement."""
-_REPEAT, _ENOUGH = 7, 0.4
+_EACH = (1, 2, 4)
+"""Rows of each sequence that are measured."""
+_SLOW = 0.1
+"""Seconds of a forward with a row for each sequence from which those with more rows are not measured."""
+_REPEAT, _ENOUGH = 20, 0.4
 """Forwards of a size; seconds of them after which none is repeated."""
+_READINGS = 7
+"""Those of a prompt."""
 _READ = (16, 64, 256)
 """Rows of prompts that are measured."""
 
@@ -35,8 +42,8 @@ Alone = Callable[[int, int], float]
 class BatchForwards:
     """Of one target, measured when first needed and kept in ``table`` under ``name``.
 
-    ``alone``: forwards of one sequence. ``clock``: seconds of a forward over the sequences, a row each. ``contexts``:
-    those that are measured of one sequence.
+    ``alone``: forwards of one sequence. ``clock``: seconds of a forward over so many rows of all sequences together.
+    ``contexts``: those that are measured of one sequence.
     """
 
     def __init__(
@@ -52,62 +59,90 @@ class BatchForwards:
         self._alone, self._clock = alone, clock
         fitting = [size for size in contexts if size <= _LONGEST] or list(contexts[:1])
         self._short, self._long = fitting[0], fitting[-1]
-        self._points: dict[tuple[int, int, int], float] = {}
-        self._bounds: dict[tuple[int, int, int], float] = {}
+        self._points: dict[tuple[int, int, int], tuple[float, ...]] = {}
+        self._bounds: dict[tuple[int, int, int], tuple[float, ...]] = {}
         """Times that have proved too long: none that is measured again is longer."""
 
-    def seconds(self, batch: int, context: float) -> float:
-        """Of ``batch`` sequences, two or more, a row each, after ``context`` tokens of each on average."""
-        short = self._by_batch(batch, self._short)
+    def seconds(self, batch: int, context: float, rows: int | None = None) -> float:
+        """Of ``batch`` sequences, two or more, after ``context`` tokens of each on average; ``rows`` of all together,
+        by default one for each."""
+        each = max(1.0, (rows or batch) / batch)
+        short = self._by_batch(batch, each, self._short)
         if self._long == self._short:
             return short
-        growth = max(0.0, self._by_batch(batch, self._long) - short)
+        growth = max(0.0, self._by_batch(batch, each, self._long) - short)
         return short + growth * max(0.0, context - self._short) / (self._long - self._short)
 
     def known(self, batch: int) -> bool:
         """Whether nothing would have to be measured for :meth:`seconds`."""
-        sizes = {size for size in _around(batch) if size > 1}
-        contexts = {self._short, self._long}
-        return all((size, one, threads()) in self._points for size in sizes for one in contexts)
+        return all((size, one, threads()) in self._points for size in _around(batch) for one in self._contexts)
+
+    @property
+    def _contexts(self) -> set[int]:
+        return {self._short, self._long}
 
     def doubt(self) -> None:
         """All of it is measured again when it is needed."""
         self._bounds |= self._points
         self._points.clear()
 
-    def _by_batch(self, batch: int, context: int) -> float:
+    def _by_batch(self, batch: int, each: float, context: int) -> float:
         low, high = _around(batch)
-        below = self._at(low, context)
+        below = self._by_rows(low, each, context)
         if low == high:
             return below
-        return below + max(0.0, self._at(high, context) - below) * (batch - low) / (high - low)
+        return below + max(0.0, self._by_rows(high, each, context) - below) * (batch - low) / (high - low)
 
-    def _at(self, batch: int, context: int) -> float:
-        if batch == 1:
-            return self._alone(1, context)
+    def _by_rows(self, batch: int, each: float, context: int) -> float:
+        """Of a size that is measured, with ``each`` rows for each sequence on average."""
+        points = self._at(batch, context)
+        if each >= _EACH[-1]:
+            whole, most = round(batch * each), batch * _EACH[-1]
+            return points[-1] + max(0.0, self._alone(whole, context) - self._alone(most, context))
+        at = bisect_right(_EACH, each) - 1
+        share = (each - _EACH[at]) / (_EACH[at + 1] - _EACH[at])
+        return points[at] + share * (points[at + 1] - points[at])
+
+    def _at(self, batch: int, context: int) -> tuple[float, ...]:
+        """With each number of rows for each sequence."""
         point = batch, context, threads()
         if point not in self._points:
-            self._points[point] = self._table.once(
-                f"{self._name} of {batch} sequences, each after {context} tokens",
-                lambda: min(self._bounds.get(point, math.inf), self._measured(batch, context)),
-            )
+            of = f"{self._name} of {batch} sequences"
+            names = [f"{of}, with {each} rows each after {context} tokens" for each in _EACH]
+            bounds = self._bounds.get(point, (math.inf,) * len(_EACH))
+            found = self._table.together(names, lambda: list(map(min, self._measured(batch, context), bounds)))
+            self._points[point] = tuple(found)
         return self._points[point]
 
-    def _measured(self, batch: int, context: int) -> float:
+    def _measured(self, batch: int, context: int) -> list[float]:
         """By the quickest of a few forwards, beside the quickest of one sequence at the same moments: so other programs
-        disturb both alike, and batches stay in proportion to what was measured of one sequence at another time."""
-        best, single, spent = math.inf, math.inf, 0.0
+        disturb all alike, and batches stay in proportion to what was measured of one sequence at another time."""
+        best, single, spent = dict.fromkeys(_EACH, math.inf), math.inf, 0.0
         with (
             stage("measuring the costs of batches", brief=True, inner=True),
             self._target.round(),
             self._sequences(batch, context) as sequences,
         ):
             for _ in range(_REPEAT):
-                seconds, one = self._clock(sequences, batch), self._clock(sequences[:1], 1)
-                best, single, spent = min(best, seconds), min(single, one), spent + seconds + one
+                one = self._clock(sequences[:1], 1)
+                single, spent = min(single, one), spent + one
+                for each in _EACH:
+                    if each > 1 and best[1] >= _SLOW:
+                        break
+                    seconds = self._clock(sequences, each * batch)
+                    best[each], spent = min(best[each], seconds), spent + seconds
                 if spent > _ENOUGH:
                     break
-        return self._alone(1, context) * max(1.0, best / max(single, 1e-9))
+        alone = self._alone(1, context)
+        unit = alone / max(single, 1e-9)
+        found = [max(alone, unit * best[1])]
+        for each in _EACH[1:]:
+            if math.isinf(best[each]):
+                more = self._alone(each * batch, context) - self._alone(batch, context)
+                found.append(max(found[-1], found[0] + more))
+            else:
+                found.append(max(found[-1], unit * best[each]))
+        return found
 
     @contextmanager
     def _sequences(self, batch: int, context: int) -> Iterator[list[Any]]:
@@ -150,7 +185,7 @@ class PromptReading:
     def _measured(self, rows: int) -> float:
         best, spent = math.inf, 0.0
         with stage("measuring how long prompts take to read", brief=True, inner=True), self._target.round():
-            for _ in range(_REPEAT):
+            for _ in range(_READINGS):
                 tokens = [(37 * i + 11) % self._target.vocab_size for i in range(rows + 1)]
                 sequence = self._target.sequence(tokens)
                 try:

@@ -108,12 +108,12 @@ class ForwardCosts(Costs):
 
     def _measures(self, rows: int, context: int, batch: int) -> bool:
         """Whether everything is measured that the costs of such a forward follow from."""
-        sizes: set[int] = set()
-        for count in {min(rows, _MOST_ROWS), min(batch, _MOST_ROWS)}:
-            low = 1 << (count.bit_length() - 1)
-            sizes |= {low} if count == low else {low, 2 * low}
-        known = all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
-        return known and (batch <= 1 or self._batches.known(batch))
+        if batch > 1:
+            return self._batches.known(batch)
+        count = min(rows, _MOST_ROWS)
+        low = 1 << (count.bit_length() - 1)
+        sizes = {low} if count == low else {low, 2 * low}
+        return all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
 
     def _place(self, context: int) -> int:
         """Which of the measured contexts is the first that is no shorter than ``context``; else the longest."""
@@ -145,7 +145,7 @@ class ForwardCosts(Costs):
     def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
         if batch <= 1:
             return self.seconds(rows, context)
-        return self._batches.seconds(batch, context) + self._more(rows, batch, context)
+        return self._batches.seconds(batch, context, rows)
 
     def forward(self, rows: Sequence[int], contexts: Sequence[int]) -> float:
         batch, total = len(rows), sum(rows)
@@ -154,16 +154,13 @@ class ForwardCosts(Costs):
         found = self._batches.seconds(batch, sum(contexts) / batch)
         for own, context in zip(rows, contexts, strict=True):
             if own > 1:  # its share of the additional rows, which attend to its own context
-                found += (own - 1) / (total - batch) * self._more(total, batch, context)
+                more = self._batches.seconds(batch, context, total) - self._batches.seconds(batch, context)
+                found += (own - 1) / (total - batch) * more
         return found
 
     def reading(self, rows: int, context: int = 0) -> float:
         growth = self.seconds(rows, context) - self.seconds(rows, self._contexts[0]) if context else 0.0
         return self._reading.seconds(rows) + max(0.0, growth)
-
-    def _more(self, rows: int, batch: int, context: int) -> float:
-        """What ``rows`` rows take more than ``batch`` do, after as many tokens."""
-        return max(0.0, self.seconds(rows, context) - self.seconds(batch, context)) if rows > batch else 0.0
 
     def _by_rows(self, rows: int, context: int) -> float:
         rows = max(1, rows)
@@ -216,9 +213,10 @@ class ForwardCosts(Costs):
         return [min(best[more] for more in sizes if more >= rows) for rows in sizes]
 
     def _time(self, sequences: Sequence[Any], rows: int) -> float:
-        """Seconds of one forward over ``rows`` rows after one sequence, or over a row of each of several."""
+        """Seconds of one forward over ``rows`` rows of one sequence, or of several together."""
         if len(sequences) > 1:
-            batch = [(one, TokenTree()) for one in sequences]
+            each = rows // len(sequences)
+            batch = [(one, TokenTree.chain([1 % self._target.vocab_size] * (each - 1))) for one in sequences]
         else:
             # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
             sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
