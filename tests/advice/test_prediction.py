@@ -118,7 +118,7 @@ def test_the_interval_is_of_prompts_costs_and_trials() -> None:
 def simple(steps: Figures, rounds: Figures, drafting: float = 0.0, early: int = 0) -> Played:
     """Rounds with two draft tokens each, of the usual contexts."""
     spent = np.full(len(steps), drafting)
-    return Played(steps, steps, rounds[:, None], rounds, np.array([2.0]), spent, np.full(early, drafting / 10))
+    return Played(steps, steps, rounds[:, None], rounds, rounds, np.array([2.0]), spent, np.full(early, drafting / 10))
 
 
 def width(one: Prediction) -> float:
@@ -132,6 +132,16 @@ def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
     found = predict(played, LINE, trial)
     # Drafting took 0.1 a round when it was replayed, all of it here, and takes 0.3.
     assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
+
+
+def test_rounds_in_which_nobody_was_asked_for_drafts_take_none() -> None:
+    _, answers = known(2, length=12)
+    resting = [RoundRecord((0, 1), (0, 0), (1, 1), 0.0, 0.0, rested=number % 4 > 0) for number in range(12)]
+    played = of_records(answers, resting, LINE)
+    assert played.count == pytest.approx([11.0, 11.0])  # all but the first
+    assert played.asked == pytest.approx([2.0, 2.0])
+    trial = Trial(np.full(10, 1.0), np.full(10, 0.0), np.full(10, 0.3), np.full(10, 1.0), 0.0, np.arange(10) // 5)
+    assert predict(played, LINE, trial).draft_steps == pytest.approx(0.3 * 2 / 11)
 
 
 def test_rounds_are_measured_at_the_sizes_that_are_asked_for() -> None:

@@ -66,6 +66,33 @@ def test_additional_rows_cost_what_their_own_context_makes_them_cost() -> None:
     assert short == pytest.approx(BASE + TOKEN * (1000 + 5 * 16))
 
 
+class Dearer(Linear):
+    """Rows of several sequences take twice what those of one do."""
+
+    unit = 1.0
+
+    def _time(self, sequences: Any, rows: int) -> float:
+        beside = ROW * (rows - 1) if len(sequences) > 1 else 0.0
+        return self.unit * (super()._time(sequences, rows) + beside)
+
+
+@pytest.mark.parametrize("batch", [2, 8, 32])
+@pytest.mark.parametrize("each", [1, 1.5, 2, 3, 4])
+def test_more_rows_of_a_batch_are_measured_as_such(batch: int, each: float) -> None:
+    costs, rows = Dearer(), round(batch * each)
+    costs.unit = 1e-3
+    found = costs.even(rows, batch, 100)
+    assert found == pytest.approx(1e-3 * (exact([rows], [100] * batch) + ROW * (rows - 1)))
+    assert {one for count, one in costs.timed if count == batch} == {batch, 2 * batch, 4 * batch}
+
+
+def test_nobody_waits_for_a_slow_model_s_large_batches() -> None:
+    costs = Dearer()
+    one, more = costs.even(4, 4, 100), costs.even(12, 4, 100)
+    assert {rows for count, rows in costs.timed if count == 4} == {4}
+    assert more - one == pytest.approx(8 * ROW), "as much as of one sequence"
+
+
 def test_batches_are_measured_once_and_kept() -> None:
     table = CostTable()
     costs = Linear(table)

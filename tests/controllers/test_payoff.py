@@ -93,6 +93,35 @@ def test_texts_that_suit_drafts_are_noticed_soon() -> None:
     assert right > 3200, right
 
 
+def test_one_trial_that_looked_well_does_not_bind_a_batch_that_began_at_rest() -> None:
+    larger = Payoff()
+    larger.better = False
+    payoff = Payoff(like=larger)
+    drafted = 0
+    for _ in range(120):
+        drafted += payoff.drafts
+        payoff.saw(*((2.0 if drafted < 5 else 0.9, 1.0) if payoff.drafts else (1.0, 1.0)))
+    assert not payoff.better
+    assert 8 <= drafted < 60
+
+
+def test_what_a_trial_reads_keeps_the_next_one_away() -> None:
+    """Unless it was but once: something else held that draft up."""
+
+    def trials(reading: float, times: int) -> int:
+        payoff, begun, drafted = Payoff(), 0, False
+        for _ in range(2000):
+            begins = payoff.drafts and not drafted
+            spent = 0.1 + (reading if begins and 5 < begun < 6 + times else 0.0)
+            begun, drafted = begun + begins, payoff.drafts
+            payoff.saw(*((1.0, 1.05 + spent, spent) if payoff.drafts else (1.0, 1.0)))
+        return begun
+
+    usual = trials(0.0, 0)
+    assert trials(30.0, 1) > 0.9 * usual
+    assert trials(3.0, 1000) < 0.5 * usual
+
+
 @pytest.mark.parametrize("stalls", [0.02, 0.1])
 @pytest.mark.parametrize("gain", [0.85, 1.15])
 def test_noise_and_stalls_do_not_decide(gain: float, stalls: float) -> None:

@@ -262,7 +262,7 @@ class _Advising:
             how = "replayed" if replayable(method, self.params) else "decoded"
             own = self.work.own[batch]
             # Drafts take as many autoregressive rounds of another engine as of this one, which has made them.
-            steps = None if costs is own else float(each.drafting.sum() / (max(each.count.sum(), 1e-9) * own.step))
+            steps = None if costs is own else float(each.drafting.sum() / (max(each.asked.sum(), 1e-9) * own.step))
             found.append(_Found(shape, method, each, how, predict(each, costs, None, draft_steps=steps), steps))
         return found
 

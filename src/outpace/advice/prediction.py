@@ -45,8 +45,9 @@ class Played:
 
     ``steps`` (N,): its tokens after those of the first round, as many autoregressive rounds. ``plain`` (N,): these
     rounds, each counted by its weight: 1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method with
-    ``sizes`` (K,) draft tokens in the whole batch, by weight; ``count`` (N,): their number. ``drafting`` (N,): seconds
-    of drafting in them, as they were replayed; NaN where drafting was not run. ``early``: seconds of drafting of each
+    ``sizes`` (K,) draft tokens in the whole batch, by weight; ``count`` (N,): their number, and ``asked`` (N,): in how
+    many of them drafts were asked for. ``drafting`` (N,): seconds of drafting in them, as they were replayed; NaN where
+    drafting was not run. ``early``: seconds of drafting of each
     round in which nobody joined, in their order. ``joins``: requests that join while others decode, where the rounds do
     not show it.
     """
@@ -55,6 +56,7 @@ class Played:
     plain: Figures
     rounds: Figures
     count: Figures
+    asked: Figures
     sizes: Figures
     drafting: Figures
     early: Figures
@@ -80,6 +82,7 @@ def of_records(
     sizes = sorted({one.draft_tokens for one in records})
     at = {size: index for index, size in enumerate(sizes)}
     rounds, count = np.zeros((len(answers), len(sizes))), np.zeros(len(answers))
+    asked = np.zeros(len(answers))
     drafting, seen, early = np.zeros(len(answers)), set[int](), list[float]()
     tokens = np.zeros(len(answers))
     for one in records:
@@ -96,9 +99,10 @@ def of_records(
                 tokens[number] += committed
                 rounds[number, at[one.draft_tokens]] += weight
                 count[number] += 1
+                asked[number] += not one.rested
                 drafting[number] += one.draft_seconds
     base = _plain_of(tokens, plain, [len(one.tokens) for one in answers])
-    return Played(tokens, base, rounds, count, np.array(sizes, float), drafting, np.array(early))
+    return Played(tokens, base, rounds, count, asked, np.array(sizes, float), drafting, np.array(early))
 
 
 def of_chains(
@@ -118,7 +122,7 @@ def of_chains(
     sizes = np.array([costs.batch * drafted])
     rounds = (count * weights)[:, None]
     base = _plain_of(steps, plain, [len(one) for one in ratios])
-    return Played(steps, base, rounds, count, sizes, nothing, np.array([]), joins)
+    return Played(steps, base, rounds, count, count, sizes, nothing, np.array([]), joins)
 
 
 def _plain_of(steps: Figures, plain: Figures | None, lengths: Seq[int]) -> Figures:
@@ -227,7 +231,7 @@ def _times(
     each = relative @ costs.weights(played.sizes)
     excess = 1.0 if trial is None else trial.excess(costs, drawn)
     verifying: Figures = excess * (rounds * each).sum(axis=1)
-    return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.count, drawn)
+    return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.asked, drawn)
 
 
 def _drafting(

@@ -79,7 +79,7 @@ class Payoff:
         self.drafts = self.better
         self._drafted = deque[_Drafted](maxlen=_KEPT)
         """The last rounds with drafts."""
-        self._corrections = deque[float]([] if like is None else like._corrections, maxlen=_PLACES)
+        self._corrections: deque[float] = deque((), _PLACES) if like is None else like._corrections.copy()
         """What rounds with drafts took beside those without, over what costs expected, where both were timed."""
         self._joined = self._rounds = 0.0
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
@@ -92,6 +92,7 @@ class Payoff:
         self._plain: list[float] = []
         """Those since."""
         self._references = 0
+        """Times that rounds without drafts followed others while those paid."""
         self._reading = 0.0
         """Steps that the last trial took to read what had come since the one before."""
         self._rounds_left = FIRST_RUN if self.better else SOON
@@ -124,7 +125,8 @@ class Payoff:
                 self.better = False
                 self._rest(self._until_trial())
             elif not self.better:
-                self.better, self._rounds_left = True, self._until_reference()
+                self.better, self._references = True, TURNS
+                self._rounds_left = self._until_reference()
             elif over:
                 self._rest(REFERENCE)
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from outpace.core.metrics import PHASES
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
+from outpace.engine.worth_drafting import payoff_of
 from outpace.targets.base import Target
 
 UNCOUNTED = -1
@@ -24,7 +25,8 @@ class RoundRecord:
     """One round. ``requests``: the number of each request in it, :data:`UNCOUNTED` for one that only keeps a place;
     ``drafted`` and ``committed``: its draft tokens and its tokens; ``contexts``: tokens in its K/V. ``draft_seconds``,
     and ``verify_seconds`` for all else: the forward, the rule, the commit, what lies between rounds; but for prompts
-    that are read before it. Of these ``forward_seconds`` are the forward's."""
+    that are read before it. Of these ``forward_seconds`` are the forward's. ``rested``: drafts did not pay in such rounds,
+    and nobody was asked for any."""
 
     requests: tuple[int, ...]
     drafted: tuple[int, ...]
@@ -33,6 +35,7 @@ class RoundRecord:
     verify_seconds: float
     contexts: tuple[int, ...] = ()
     forward_seconds: float = 0.0
+    rested: bool = False
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -79,6 +82,8 @@ class RoundRecorder:
         contexts = tuple(len(one.sequence.tokens) - 1 for one in running)
         joined = len(self._places) > self._stayed
         before = [(one.metrics.drafted, one.metrics.committed, dict(one.metrics.phase_seconds)) for one in running]
+        payoff = payoff_of(self._decoder.target, running)
+        rested = payoff is not None and not payoff.drafts
         began = perf_counter()
         self._decoder.step()
         elapsed = perf_counter() - began
@@ -95,7 +100,7 @@ class RoundRecorder:
         requests = tuple(number for number, _ in self._places)
         self._places = [(number, one) for number, one in self._places if one.finish_reason is None]
         self._stayed = len(self._places)
-        return RoundRecord(requests, drafted, committed, drafting, whole - drafting, contexts, forward)
+        return RoundRecord(requests, drafted, committed, drafting, whole - drafting, contexts, forward, rested)
 
     def close(self) -> None:
         """End what still runs."""
