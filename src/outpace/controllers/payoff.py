@@ -79,7 +79,7 @@ class Payoff:
         self.drafts = self.better
         self._drafted = deque[_Drafted](maxlen=_KEPT)
         """The last rounds with drafts."""
-        self._corrections: deque[float] = deque((), _PLACES) if like is None else like._corrections.copy()
+        self._corrections: deque[float] = deque(maxlen=_PLACES) if like is None else like._corrections.copy()
         """What rounds with drafts took beside those without, over what costs expected, where both were timed."""
         self._joined = self._rounds = 0.0
         """Of all rounds: the requests that joined, as shares of a batch, and how many rounds."""
