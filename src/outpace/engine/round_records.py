@@ -25,8 +25,8 @@ class RoundRecord:
     """One round. ``requests``: the number of each request in it, :data:`UNCOUNTED` for one that only keeps a place;
     ``drafted`` and ``committed``: its draft tokens and its tokens; ``contexts``: tokens in its K/V. ``draft_seconds``,
     and ``verify_seconds`` for all else: the forward, the rule, the commit, what lies between rounds; but for prompts
-    that are read before it. Of these ``forward_seconds`` are the forward's. ``rested``: drafts did not pay in such rounds,
-    and nobody was asked for any."""
+    that are read before it. Of these ``forward_seconds`` are the forward's. ``rested``: drafts did not pay in such
+    rounds, and nobody was asked for any."""
 
     requests: tuple[int, ...]
     drafted: tuple[int, ...]
