@@ -134,6 +134,15 @@ def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
     assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
 
 
+def test_one_slow_draft_of_a_replay_changes_no_scale() -> None:
+    trial = Trial(np.full(20, 1.0), np.full(20, 2.0), np.full(20, 0.3), np.full(20, 1.2), 0.0, np.arange(20) // 5)
+    played = simple(np.array([40.0]), np.array([20.0]), drafting=2.0)
+    calm, stalled = np.full(20, 0.1), np.array([3.0, *[0.1] * 19])
+    quick = predict(replace(played, early=calm), LINE, trial)
+    assert predict(replace(played, early=stalled), LINE, trial).speedup == pytest.approx(quick.speedup)
+    assert quick.draft_steps == pytest.approx(0.3)
+
+
 def test_rounds_in_which_nobody_was_asked_for_drafts_take_none() -> None:
     _, answers = known(2, length=12)
     resting = [RoundRecord((0, 1), (0, 0), (1, 1), 0.0, 0.0, rested=number % 4 > 0) for number in range(12)]

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
-from outpace.advice.trial import Indices, Trial
-from outpace.controllers.payoff import FIRST_RUN
+from outpace.advice.trial import Indices, Trial, undisturbed
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -44,12 +43,12 @@ class Played:
     """What decoding each of the answers takes, after its first round.
 
     ``steps`` (N,): its tokens after those of the first round, as many autoregressive rounds. ``plain`` (N,): these
-    rounds, each counted by its weight: 1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method with
-    ``sizes`` (K,) draft tokens in the whole batch, by weight; ``count`` (N,): their number, and ``asked`` (N,): in how
-    many of them drafts were asked for. ``drafting`` (N,): seconds of drafting in them, as they were replayed; NaN where
-    drafting was not run. ``early``: seconds of drafting of each
-    round in which nobody joined, in their order. ``joins``: requests that join while others decode, where the rounds do
-    not show it.
+    rounds, each counted by its weight: 1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method
+    with ``sizes`` (K,) draft tokens in the whole batch, by weight; ``count`` (N,): their number, and ``asked``
+    (N,): in how many of them drafts were asked for. ``drafting`` (N,): seconds of drafting in them, as they were
+    replayed; NaN where drafting was not run. ``early``: seconds of drafting of each round in which drafts were
+    asked for and nobody joined, in their order. ``joins``: requests that join while others decode, where the rounds
+    do not show it.
     """
 
     steps: Figures
@@ -90,7 +89,7 @@ def of_records(
         seen.update(fresh)
         weight = costs.weight(one)
         # A request that only keeps a place joins unnoticed; there are few.
-        if not fresh:
+        if not fresh and not one.rested:
             early.append(one.draft_seconds)
         for number, committed in zip(one.requests, one.committed, strict=True):
             if number == UNCOUNTED:
@@ -254,10 +253,9 @@ def _drafting(
         joining = trial.joining / float(np.median(trial.plain)) * (costs.batch - 1) * played.joins
         spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
         return spent
-    # What the same first rounds, which draft in any case, took when they were replayed, with the target's forward in
-    # nobody's caches.
-    early = played.early[: min(len(trial.plain), FIRST_RUN)]
-    usual = float(np.mean(early)) / costs.step if len(early) else 0.0
+    # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
+    early = played.early[: len(trial.plain)]
+    usual = float(np.mean(undisturbed(early))) / costs.step if len(early) else 0.0
     if usual < FREE:
         return rounds * tried
     scale = np.clip(tried / usual, 0.5, 8.0)

@@ -62,9 +62,7 @@ class Trial:
 
     def draft_steps(self, drawn: Indices | None = None) -> Figures:
         """What drafting takes in a round, in autoregressive rounds; as for :meth:`excess`."""
-        steps = self.drafting / np.median(self.plain)
-        most = np.quantile(steps, 1.0 - _DISTURBED) if len(steps) >= 1.0 / _DISTURBED else steps.max()
-        kept = np.minimum(steps, most)
+        kept = undisturbed(self.drafting / np.median(self.plain))
         found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
         return found
 
@@ -81,6 +79,14 @@ class Trial:
         _, begins = np.unique(self.turns, return_index=True)
         found: Figures = self.plain[begins]
         return found
+
+
+def undisturbed(times: Figures) -> Figures:
+    """Times of rounds, of which the longest count as those that most do not exceed."""
+    if len(times) < 1.0 / _DISTURBED:
+        return times
+    found: Figures = np.minimum(times, np.quantile(times, 1.0 - _DISTURBED))
+    return found
 
 
 def run_trial(
