@@ -82,6 +82,9 @@ class Costs(ForwardCosts):
     def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
         return self._cost(rows)
 
+    def forward(self, rows: Seq[int], contexts: Seq[int]) -> float:
+        return self._cost(sum(rows))
+
 
 def cheap(rows: int) -> float:
     return 1.0 + 0.02 * rows

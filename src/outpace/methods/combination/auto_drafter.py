@@ -40,9 +40,9 @@ expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
 PATIENT, MOST_QUIET = 2, 10
-"""Where the learned part is not asked although nothing is copied, or for none of several requests, a round that follows
-does not decide again, as that takes time: one more for each of so many rounds that it has not been asked in, so many at
-most."""
+"""Where the learned part is not asked although nothing is copied, or has not been for any of several requests, a round
+that follows does not decide again, as that takes time: one more for each of so many rounds that it has not been asked
+in, so many at most."""
 KNOWN, FADE = 6.0, 0.97
 """The pace of other requests counts as that of so many autoregressive steps; what a round weighs after the next one."""
 COPIED = 0.5
@@ -100,10 +100,10 @@ class AutoState(MergeState):
         left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
         return max(1.0, left * self.known.often)
 
-    @property
-    def undecided(self) -> bool:
-        """Whether this round decides if the learned part is asked, the free part having drafted."""
-        if self.quiet is None:
+    def undecided(self, alone: bool) -> bool:
+        """Whether this round decides if the learned part is asked, the free part having drafted. ``alone``: no other
+        request shares it; of several, one is to be tried in most rounds."""
+        if self.quiet is None or (alone and self.known.due()):
             return True
         return self.quiet == 0 and (_first(self.free) < COPIED or self.known.due())
 
@@ -207,7 +207,7 @@ class Auto(MergedTrees[AutoState]):
         return [within[key] for key in own]
 
     def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
-        if any(state.undecided for state in states):
+        if any(state.undecided(len(states) == 1) for state in states):
             self._decide(states, budgets, _timing(states, budgets))
             return
         for state in states:
@@ -237,8 +237,7 @@ class Auto(MergedTrees[AutoState]):
             costs = nominal_costs(max(one.max_nodes for one in budgets))
         base = max([budget.base_tokens for budget in budgets])
         ranked, probs, copied = list[list[int]](), list[list[float]](), list[float]()
-        tolls, offers, due = list[float](), list[list[float]](), list[bool]()
-        shares = list[Seq[float]]()
+        tolls, offers, due, shares = list[float](), list[list[float]](), list[bool](), list[Seq[float]]()
         # Drafts of a request that is alone for a moment, or of a batch that tries them, end soon.
         shared = self._shared(states)
         ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
@@ -284,12 +283,14 @@ class Auto(MergedTrees[AutoState]):
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
                 continue
-            if budgets[at].relative_costs and (not state.free or (len(states) > 1 and not found.asked)):
+            if not state.free and budgets[at].relative_costs:
                 state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET)
             if len(wanted) < len(state.free):
                 state.united = state.free.only(wanted)
         if found.asked:
             self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
+        elif len(states) > 1 and all(budget.relative_costs for budget in budgets):
+            _rest(states)
 
     def _join(self, asking: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
@@ -351,6 +352,13 @@ class Auto(MergedTrees[AutoState]):
             elif asked is not None:
                 learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
+
+
+def _rest(states: Seq[AutoState]) -> None:
+    """The learned part was asked for none of several requests."""
+    rounds = min(state.known.waited for state in states) // PATIENT
+    for state in states:
+        state.quiet = min(rounds, MOST_QUIET) if rounds else state.quiet
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
