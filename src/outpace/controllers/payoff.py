@@ -47,6 +47,7 @@ _OUTLIER = 3.0
 """A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
 The draft counts as it is but for prompts that it reads first: see :meth:`Payoff._drafting`."""
 _LEAST_GAIN = 0.01
+"""What drafts that hardly pay are taken to gain when their next reference is planned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,11 @@ class ForwardCosts(Costs):
         if batch == 1:
             return self.seconds(total, contexts[0])
         found = self._batches.seconds(batch, sum(contexts) / batch)
-        for own, context in zip(rows, contexts, strict=True):
-            if own > 1:  # its share of the additional rows, which attend to its own context
-                more = self._batches.seconds(batch, context, total) - self._batches.seconds(batch, context)
-                found += (own - 1) / (total - batch) * more
+        if total > batch:  # the additional rows attend to their own contexts, and time is linear in these
+            least = self._contexts[0]
+            weighed = sum((own - 1) * max(context, least) for own, context in zip(rows, contexts, strict=True))
+            own_context = weighed / (total - batch)
+            found += self._batches.seconds(batch, own_context, total) - self._batches.seconds(batch, own_context)
         return found
 
     def reading(self, rows: int, context: int = 0) -> float:

@@ -356,9 +356,9 @@ class Auto(MergedTrees[AutoState]):
 
 def _rest(states: Seq[AutoState]) -> None:
     """The learned part was asked for none of several requests."""
-    rounds = min(state.known.waited for state in states) // PATIENT
-    for state in states:
-        state.quiet = min(rounds, MOST_QUIET) if rounds else state.quiet
+    if rounds := min(state.known.waited for state in states) // PATIENT:
+        for state in states:
+            state.quiet = min(rounds, MOST_QUIET)
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
