@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -558,6 +558,53 @@ def test_in_a_batch_the_learned_part_drafts_where_rows_are_free() -> None:
     decoder.run()
     assert [one.tokens for one in running] == [plain(target, (1, one), 40) for one in range(4)]
     assert all(one.metrics.committed > 3 * one.metrics.rounds for one in running)
+
+
+class Watched(Foresight):
+    """Reads hidden states, and notes for how many rounds it was told that it need not."""
+
+    aux_hidden_state_layers = (0,)
+
+    def __init__(self, target: TableTarget) -> None:
+        super().__init__(target, always)
+        self.idle: list[int] = []
+
+    def observed_layers(self, states: Seq[DraftState], idle: int) -> Seq[int]:
+        self.idle.append(idle)
+        return ()
+
+
+def test_a_batch_that_never_asks_decides_ever_less_and_says_when_it_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.engine.round.payoff_of", lambda target, active: None)
+    target = wandering()
+    part = Watched(target)
+    method = of(target, part, draft=50.0)
+    drafter = method.drafter
+    assert isinstance(drafter, Auto)
+    decided, decide = list[int](), drafter._decide
+
+    def noted(*given: Any) -> None:
+        decided.append(len(part.idle))
+        decide(*given)
+
+    monkeypatch.setattr(drafter, "_decide", noted)
+    decoder = Decoder(target)
+
+    def batch(length: int) -> None:
+        for one in range(4):
+            decoder.submit(Request((1, one), method, max_new_tokens=length))
+        decoder.run()
+
+    for _ in range(3):  # requests that join do not begin anew
+        batch(60)
+    assert part.asked == 0 and len(part.idle) > 120
+    waits = [after - before for before, after in pairwise(decided)]
+    assert waits[0] == 1 and waits[-1] > 20 and waits == sorted(waits)
+    assert max(part.idle) >= waits[-1] - 1
+    drafter.times.shared(False).clock = Still(0.01)
+    drafter.times._steps.clear()
+    batch(400)
+    assert part.asked > 20, "where it gains it is asked, after the rest that was under way"
 
 
 @pytest.mark.parametrize("copies", [False, True])

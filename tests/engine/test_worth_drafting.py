@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 from time import sleep
 
 import pytest
@@ -98,6 +99,7 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
 
     class EverySecond:
         drafts = True
+        idle = 0
 
         def __init__(self, like: object) -> None:
             """None is known."""
@@ -111,6 +113,24 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
         found = answers(drafter, length=60)
     assert [one.tokens for one in found] == [one.tokens for one in answers(Timed(0.0), length=60)]
     assert 0 < drafter.proposed <= 1 + max(one.metrics.rounds for one in found) // 2
+
+
+def test_a_batch_at_rest_says_for_how_long() -> None:
+    """So that drafters leave out what they would read for their drafts alone."""
+    told = list[tuple[int, int, int]]()
+
+    class Reader(Timed):
+        aux_hidden_state_layers = (0,)
+
+        def observed_layers(self, states: Seq[DraftState], idle: int) -> Seq[int]:
+            told.append((len(states), self.proposed, idle))
+            return ()
+
+    answers(Reader(0.02))
+    rounds = [(one, other) for one, other in pairwise(told) if one[0] == other[0] == 3]
+    assert all(idle == 0 for (_, before, _), (_, proposed, idle) in rounds if before < proposed), "it drafts"
+    assert max(idle for *_, idle in told) > 10
+    assert all(after == idle - 1 for (*_, idle), (*_, after) in rounds if idle)
 
 
 def test_where_nothing_is_measured() -> None:
@@ -145,6 +165,7 @@ def test_a_round_that_measures_costs_is_not_compared(monkeypatch: pytest.MonkeyP
 
     class Watched:
         drafts = True
+        idle = 0
 
         def __init__(self, like: object) -> None:
             """None is known."""

@@ -547,6 +547,41 @@ def test_answers_stay_the_same_where_a_head_skips_what_came_between_two_drafts(t
     assert len(firsts) > 1, "it began anew after a pause"
 
 
+def draft_after_a_pause(target: Target, *, left_out: bool) -> tuple[TokenTree, int]:
+    """That of the seventeenth round, the first that has one, and how many rounds before came without hidden states:
+    ``left_out``, those that are so far away that the head reads nothing of them."""
+    made = method_of("eagle3", target, target.vocab_size - 2, mode="tree", max_nodes=4, recent_tokens=5)
+    drafter, pause = made.drafter, 16
+    asked, layers, turns = drafter.propose_batch, drafter.observed_layers, count()
+    drafter.propose_batch = lambda states, budgets: (  # type: ignore[method-assign]
+        [TokenTree() for _ in states] if next(turns) < pause else asked(states, budgets)
+    )
+    read = list[int]()
+
+    def observed(states: Seq[FeatureState], idle: int) -> Seq[int]:
+        found = layers(states, pause - len(states[0].sequence.tokens) + 40 - 1 if left_out else 0)
+        read.append(len(found))
+        return found
+
+    drafter.observed_layers = observed  # type: ignore[method-assign]
+    decoder = Decoder(target)
+    prompt = [index * 5 % target.vocab_size for index in range(40)]
+    one = decoder.submit(Request(tuple(prompt), made, max_new_tokens=24, trace=True))
+    for _ in range(pause + 1):
+        decoder.step()
+    assert not any(rounds.tree for rounds in one.rounds[:pause])
+    return one.rounds[pause].tree, sum(1 for layers in read if not layers)
+
+
+def test_a_head_does_without_the_states_of_rounds_that_it_would_not_read() -> None:
+    target = table(12)
+    tree, nothing = draft_after_a_pause(target, left_out=False)
+    assert nothing == 0
+    same, without = draft_after_a_pause(target, left_out=True)
+    assert tree and same == tree
+    assert without == 16 - 5
+
+
 def test_what_is_read_does_not_depend_on_how_a_prompt_was_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached beginning, or turns with other requests, cut it anywhere; a seed must repeat its drafts."""
     target, tokens = table(12), [index * 7 % 12 for index in range(60)]

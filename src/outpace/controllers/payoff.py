@@ -99,6 +99,11 @@ class Payoff:
         self._rounds_left = FIRST_RUN if self.better else SOON
         """Rounds of this kind that are left."""
 
+    @property
+    def idle(self) -> int:
+        """How many rounds without drafts follow the next one."""
+        return 0 if self.drafts else max(0, self._rounds_left - 1)
+
     def saw(
         self, tokens: float, seconds: float, drafting: float = 0.0, joined: float = 0.0, expected: float = 1.0
     ) -> None:

@@ -75,6 +75,14 @@ class Drafter(ABC, Generic[S]):
         is said. K/V of an earlier turn can be continued only where these were kept with it."""
         return self.aux_hidden_state_layers
 
+    def observed_layers(self, states: Seq[S], idle: int) -> Seq[int]:
+        """Those of ``aux_hidden_state_layers`` whose states ``observe`` reads in the round under way.
+
+        All, where nothing else is said. ``idle``: so many rounds at least follow before the next draft; 0: the next
+        round may have one. A drafter that leaves layers out may still get them, where another one reads them.
+        """
+        return self.aux_hidden_state_layers
+
     @cached_property
     def earlier(self) -> EarlierRequests:
         """Its requests so far, by namespace and seed: they live as long as what it keeps of the namespaces."""

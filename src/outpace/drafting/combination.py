@@ -97,6 +97,16 @@ class Combined(Drafter[C], ABC):
     def prefill_layers(self) -> tuple[int, ...]:
         return tuple(sorted({layer for part in self.parts for layer in part.prefill_layers}))
 
+    def observed_layers(self, states: Seq[C], idle: int) -> Seq[int]:
+        return [layer for index in range(len(self.parts)) for layer in self.part_layers(index, states, idle)]
+
+    def part_layers(self, index: int, states: Seq[C], idle: int) -> Seq[int]:
+        """:meth:`observed_layers` of part ``index``."""
+        part = self.parts[index]
+        if not part.aux_hidden_state_layers:
+            return ()
+        return part.observed_layers([state.parts[index] for state in states], idle)
+
     @abstractmethod
     def opened(self, sequence: Sequence, parts: list[Any]) -> C:
         """The state of a request that joins, around the states of the parts."""

@@ -57,6 +57,9 @@ class ControlledDrafter(Drafter[ControlledState]):
     def prefill_layers(self) -> tuple[int, ...]:
         return self.inner.prefill_layers
 
+    def observed_layers(self, states: Seq[ControlledState], idle: int) -> Seq[int]:
+        return self.inner.observed_layers([state.inner for state in states], idle)
+
     @property
     def remembers(self) -> bool:
         return self.inner.remembers or self._controller.memory() is not None

@@ -45,7 +45,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
-        layers = _layers_to_read(active)
+        layers = _layers_to_read(active, 0 if payoff is None else payoff.idle)
         batch = [*((one.sequence, tree) for one, tree in zip(active, trees, strict=True)), *others]
         reusable = None if groups else _reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
@@ -89,10 +89,13 @@ def _budget(target: Target, one: Generation, batch: int, repeatable: bool) -> Bu
     return one.request.method.controller.budget(one.metrics, batch, repeatable).limited(room - 1)
 
 
-def _layers_to_read(active: Seq[Generation]) -> list[int]:
-    """The layers whose hidden states drafters and rules read."""
-    readers = (part for one in active for part in (one.drafter, one.rule))
-    return sorted({layer for part in readers for layer in part.aux_hidden_state_layers})
+def _layers_to_read(active: Seq[Generation], idle: int) -> list[int]:
+    """The layers whose hidden states drafters and rules read. ``idle``: see ``Drafter.observed_layers``."""
+    found = {layer for one in active for layer in one.rule.aux_hidden_state_layers}
+    for drafter, members in grouped(active, lambda one: one.drafter):
+        if drafter.aux_hidden_state_layers:
+            found.update(drafter.observed_layers([one.draft_state for one in members], idle))
+    return sorted(found)
 
 
 def _reusable_forward(active: Seq[Generation]) -> Scores | None:

@@ -141,6 +141,10 @@ class FeatureDrafter(Drafter[FeatureState]):
         if state.unread_bytes + state.waiting_bytes > _WAITING:
             self._read([state])
 
+    def observed_layers(self, states: Seq[FeatureState], idle: int) -> Seq[int]:
+        # Each round has a token or more, and no more are read.
+        return () if self.recent_tokens is not None and idle >= self.recent_tokens else self.aux_hidden_state_layers
+
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
@@ -169,7 +173,8 @@ class FeatureDrafter(Drafter[FeatureState]):
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
         for state, verdict in zip(states, verdicts, strict=True):
             scores = verdict.scores
-            state.unread.append(_Unread(scores.length - 1, scores.hidden_states, verdict.rows))
+            if all(layer in scores.hidden_states for layer in self.aux_hidden_state_layers):
+                state.unread.append(_Unread(scores.length - 1, scores.hidden_states, verdict.rows))
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None

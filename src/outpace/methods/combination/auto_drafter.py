@@ -21,7 +21,7 @@ from outpace.drafting.combination import part_budget
 from outpace.drafting.merged import NO_DRAFT, MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.combination.learned_record import Asked, learn, learn_by_target
-from outpace.methods.combination.learned_times import LearnedTimes, Shared, Timing
+from outpace.methods.combination.learned_times import BatchRest, LearnedTimes, Shared, Timing
 from outpace.targets.base import Sequence, Target
 
 HORIZON = 32.0
@@ -40,9 +40,9 @@ expectation: a long prompt is read for a long answer alone."""
 LEAST_AHEAD = 0.05
 """Least share of the rounds to come that is taken to draft."""
 PATIENT, MOST_QUIET = 2, 10
-"""Where the learned part is not asked although nothing is copied, or has not been for any of several requests, a round
-that follows does not decide again, as that takes time: one more for each of so many rounds that it has not been asked
-in, so many at most."""
+"""Where the learned part is not asked although nothing is copied, the next rounds of a request that is alone do not
+decide again, as that takes time: one more for each of so many rounds that it has not been asked in, so many at most.
+Batches rest longer (:class:`~outpace.methods.combination.learned_times.BatchRest`)."""
 KNOWN, FADE = 6.0, 0.97
 """The pace of other requests counts as that of so many autoregressive steps; what a round weighs after the next one."""
 COPIED = 0.5
@@ -100,12 +100,9 @@ class AutoState(MergeState):
         left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
         return max(1.0, left * self.known.often)
 
-    def undecided(self, alone: bool) -> bool:
-        """Whether this round decides if the learned part is asked, the free part having drafted. ``alone``: no other
-        request shares it; of several, one is to be tried in most rounds."""
-        if self.quiet is None or (alone and self.known.due()):
-            return True
-        return self.quiet == 0 and (_first(self.free) < COPIED or self.known.due())
+    def undecided(self) -> bool:
+        """Whether this round decides if the learned part is asked, the free part having drafted."""
+        return self.quiet is None or self.known.due() or (self.quiet == 0 and _first(self.free) < COPIED)
 
     @property
     def unread(self) -> int:
@@ -187,33 +184,49 @@ class Auto(MergedTrees[AutoState]):
 
     def _choose(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Draft with the free part, and with the learned one for those requests with which that gains."""
+        batch = max([int(one.base_tokens) for one in budgets])
+        if batch > 1:
+            self._choose_in_batch(states, budgets, self._shared(states).rests[batch])
+            return
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets)))
-        # Where costs do not depend on the batch, neither may the decision.
-        if len(states) == 1 or any(one.base_tokens > 1.0 for one in budgets):
-            self._choose_for(states, budgets)
-        else:
-            for state, budget in zip(states, budgets, strict=True):
-                self._choose_for([state], [budget])
+        for state, budget in zip(states, budgets, strict=True):  # costs do not depend on others, nor may the decision
+            self._choose_for(state, budget)
 
-    def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[Budget]:
+    def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], rest: BatchRest) -> None:
+        resting = rest.rests()
+        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, asking=not resting)))
+        if resting:
+            for state in states:
+                state.known.passed(asked=False)
+        else:
+            self._decide(states, budgets, _timing(states, budgets))
+            rest.decided(asked=any(state.asked is not None for state in states))
+
+    def observed_layers(self, states: Seq[AutoState], idle: int) -> Seq[int]:
+        if len(self.parts) == 1 or len(states) == 1 or not all(state.sequence.timed for state in states):
+            return super().observed_layers(states, idle)
+        rest = self._shared(states).rests[len(states)].left
+        return (*self.part_layers(0, states, idle), *self.part_layers(1, states, idle + rest))
+
+    def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget], *, asking: bool = True) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
         steps = 0.0
-        if any(state.quiet is None for state in states):
+        if asking and any(state.quiet is None for state in states):
             steps = self.times.draft_steps(_timing(states, budgets), 1)
         spent = [steps if state.quiet is None else 0.0 for state in states]
         own = [(id(budget), taken) for budget, taken in zip(budgets, spent, strict=True)]
         within = {key: _free_after(budget, key[1]) for key, budget in dict(zip(own, budgets, strict=True)).items()}
         return [within[key] for key in own]
 
-    def _choose_for(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
-        if any(state.undecided(len(states) == 1) for state in states):
-            self._decide(states, budgets, _timing(states, budgets))
+    def _choose_for(self, state: AutoState, budget: Budget) -> None:
+        """The same for one request, which shares its round with nobody."""
+        if state.undecided():
+            self._decide([state], [budget], _timing([state], [budget]))
             return
-        for state in states:
-            assert state.quiet is not None
-            state.quiet = max(0, state.quiet - 1)
-            state.known.passed(asked=False, read=int(budgets[0].base_tokens) == 1 and state.read > 0)
+        assert state.quiet is not None
+        state.quiet = max(0, state.quiet - 1)
+        state.known.passed(asked=False, read=state.read > 0)
 
     def _compare(self, state: AutoState, made: float, cost: float, asked: bool) -> None:
         """The rest of this round beside that of the round before, where one of the two had a learned draft."""
@@ -283,14 +296,12 @@ class Auto(MergedTrees[AutoState]):
                 state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
                 continue
-            if not state.free and budgets[at].relative_costs:
+            if alone and not state.free and budgets[at].relative_costs:
                 state.quiet = min(1 + state.known.waited // PATIENT, MOST_QUIET)
             if len(wanted) < len(state.free):
                 state.united = state.free.only(wanted)
         if found.asked:
             self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
-        elif len(states) > 1 and all(budget.relative_costs for budget in budgets):
-            _rest(states)
 
     def _join(self, asking: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
@@ -352,13 +363,6 @@ class Auto(MergedTrees[AutoState]):
             elif asked is not None:
                 learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
-
-
-def _rest(states: Seq[AutoState]) -> None:
-    """The learned part was asked for none of several requests."""
-    if rounds := min(state.known.waited for state in states) // PATIENT:
-        for state in states:
-            state.quiet = min(rounds, MOST_QUIET)
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:

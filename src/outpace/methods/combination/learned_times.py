@@ -7,6 +7,7 @@ costs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,8 +25,35 @@ from outpace.targets.base import Target
 
 _ROUNDS = 64
 """Rounds after which the share of those that draft is that of the last ones, nearly."""
+PATIENCE, LONGEST_REST = 2, 1024
+"""A batch decides again after so many rounds for each of these that nobody was asked in; so many at most."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in autoregressive steps, where costs are fixed."""
+
+
+@dataclass(slots=True)
+class BatchRest:
+    """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
+    so does keeping what the part would read.
+
+    ``left``: rounds until then. ``unasked``: rounds since anybody was asked.
+    """
+
+    left: int = 0
+    unasked: int = 0
+
+    def rests(self) -> bool:
+        """Whether the round under way does not decide."""
+        if not self.left:
+            return False
+        self.left -= 1
+        self.unasked += 1
+        return True
+
+    def decided(self, *, asked: bool) -> None:
+        """It did."""
+        self.unasked = 0 if asked else self.unasked + 1
+        self.left = min(self.unasked // PATIENCE, LONGEST_REST)
 
 
 @dataclass(slots=True)
@@ -38,6 +66,9 @@ class Shared:
     drafting: float = 1.0
     """In how many of the last rounds drafts were asked for at all, as a share: where rounds of several requests do not
     draft, what a request reads for its drafts serves few of them."""
+
+    rests: dict[int, BatchRest] = field(default_factory=lambda: defaultdict(BatchRest))
+    """Of batches, by the number of their requests."""
 
     def saw_round(self, *, drafting: bool) -> None:
         self.drafting += (drafting - self.drafting) / _ROUNDS
