@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from outpace.engine.round_overhead import DRAFTED, RoundOverhead, measure_overhead, overhead_of
 from outpace.engine.round_records import RoundRecord
+from outpace.simulate import served_rounds
 from outpace.simulate.acceptance import SimulatedRound
 from outpace.simulate.draft_times import RecordedDrafts
 from outpace.simulate.machines import MeasuredMachine, rows_beside
@@ -113,12 +115,12 @@ def test_a_measured_round_is_its_requests_forward_and_what_lies_beside_it() -> N
     assert machine.round([1, 1], [10, 20]) == pytest.approx([2 * 32 + 0.7])
     assert machine.round([1, 4], [10, 20]) == pytest.approx([2 * 32 + 0.7]), "its weights are waited for meanwhile"
     assert machine.round([1, 94], [10, 20]) == pytest.approx([125 + 0.7])
-    assert machine.chunk(8, 3) == pytest.approx([7.0])
+    assert machine.chunk([8], [3]) == pytest.approx([7.0])
     machine.served = ServedRounds(((1, 1.0), (3, 2.0)), ((1, 0.21), (3, 0.23)), ((1, 1.2), (3, 1.4)))
     assert machine.round([1, 4], [10, 20]) == pytest.approx([1.5 * 64.7]), "linear between the batches of the traces"
     assert machine.between(2) == pytest.approx(0.22)
-    assert machine.chunk(8, 3) == pytest.approx([1.2 * 7.0])
-    assert machine.chunk(8, 3, 2) == pytest.approx([1.3 * 7.0])
+    assert machine.chunk([8], [3]) == pytest.approx([1.2 * 7.0])
+    assert machine.chunk([8], [3], 2) == pytest.approx([1.3 * 7.0])
     assert any("2.00 times (batch 3)" in line for line in machine.public()["fitted"])
 
 
@@ -160,3 +162,38 @@ def test_overheads_are_measured_on_real_rounds() -> None:
 def test_drafts_of_different_recorded_rounds_take_their_mean_time() -> None:
     rounds = [SimulatedRound(2, 1, 0.004), SimulatedRound(0, 1, 0.0)]
     assert RecordedDrafts().seconds("pld", rounds, 10) == pytest.approx(0.002)
+
+
+def test_where_every_gap_holds_a_chunk_reading_is_expected_to_take_what_rounds_take() -> None:
+    """Both are seen together alone: 0.4 s of 1.4 between two rounds could be anything from none to all of it."""
+    rng = np.random.default_rng(3)
+    decoded = []
+    for _ in range(40):
+        rounds = int(rng.integers(20, 60))
+        between = rounds * (0.4 + 1.0) * float(rng.normal(1.0, 0.05))
+        decoded.append(served_rounds._Decoding(rounds, between, rounds * 1.0 * float(rng.normal(1.0, 0.02))))
+    gap, factor = served_rounds._gap_and_reading(decoded, 1.0, 6.0)
+    assert factor == pytest.approx(1.0, abs=0.2)
+    assert gap + factor == pytest.approx(1.4, rel=0.05)
+    # Of requests beside which very different amounts were read both are seen, whatever was expected.
+    told = [served_rounds._Decoding(30, 30 * 0.4 + 1.7 * read, read) for read in (0.0, 5.0, 40.0, 90.0)]
+    assert served_rounds._gap_and_reading(told, 1.0, 4.0) == pytest.approx((0.4, 1.7))
+
+
+def test_sizes_of_a_batch_that_are_rare_stand_together() -> None:
+    found = dict(
+        served_rounds._by_batch(
+            [served_rounds._Round(1, 2.0, 1.0)] * 80
+            + [served_rounds._Round(size, 3.0, 2.0) for size in (2, 3, 4, 5)] * 3
+            + [served_rounds._Round(9, 5.0, 1.0)] * 5
+        )
+    )
+    assert found == pytest.approx({1: 2.0, (3 * 14 + 45) / 17: (36.0 + 25.0) / (24.0 + 5.0)})
+
+
+def test_what_a_trace_says_stands_at_the_mean_of_its_batches() -> None:
+    """A server for 32 users may have four in most of its rounds, while prompts are read."""
+    one = request(30, 8, 0.4)
+    mixed = replace(one, rounds=replace(one.rounds, batch=(8,) * 10 + (2,) * 20))
+    found = fit([[mixed]], lambda rows, contexts: 1.6, lambda rows: 1.5)
+    assert [batch for batch, _ in found.gap] == pytest.approx([(9 * 8 + 20 * 2) / 29])

@@ -53,7 +53,7 @@ def test_many_rows_are_bound_by_the_peak() -> None:
     by_hand = (3 * (2 * 64 * layer + 4 * pairs * 2 * 2) + 2 * 64 * 4 * 16) / 10.0
     assert Roofline(SHAPE, slow).forward(Work.of_round([64], [0])) == pytest.approx(by_hand)
     without_head = (3 * (2 * 64 * layer + 4 * pairs * 2 * 2)) / 10.0
-    assert Roofline(SHAPE, slow).forward(Work.of_chunk(64, 0)) == pytest.approx(without_head)
+    assert Roofline(SHAPE, slow).forward(Work.of_chunk([64], [0])) == pytest.approx(without_head)
 
 
 def test_weights_of_fewer_bits_are_read_faster_and_multiplied_in_16() -> None:

@@ -40,8 +40,8 @@ class Clockwork(Machine):
         self.costs, self.row, self.stages = FixedCosts(), row, stages
         self.kv_bytes_per_token, self.kv_capacity, self.watts = 1, kv_capacity, 3.0
 
-    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
-        return [self.row * rows / self.stages] * self.stages
+    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+        return [self.row * sum(rows) / self.stages] * self.stages
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         return [1.0 / self.stages] * self.stages
@@ -81,7 +81,7 @@ def test_one_request_alone_takes_the_sum_of_its_forwards() -> None:
     expected, context = 0.0, 0
     while context < prompt - 1:
         rows = min(WHOLE_CHUNK, prompt - 1 - context)
-        expected += roofline.forward(Work.of_chunk(rows, context))
+        expected += roofline.forward(Work.of_chunk([rows], [context]))
         context += rows
     for more in accepted:
         expected += roofline.forward(Work.of_round([1 + drafted], [context]))
@@ -90,6 +90,18 @@ def test_one_request_alone_takes_the_sum_of_its_forwards() -> None:
     figures = found.public()
     assert (figures["rounds"], figures["tokens"], figures["forwards"]) == (4, 11, 4)
     assert figures["latency_ms"]["mean"] == pytest.approx(1e3 * expected)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    """As in the server: by turns the shortest and the oldest are read first, and pieces of several in one forward."""
+    first, long, short = request(1, (0,) * 300, name="first"), request(2000, name="long"), request(20, name="short")
+    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"]))
+    limits = Limits(max_batch=3, prefill_rows=16)
+    found = served([first, long, short], machine, Users(3), limits=limits)
+    begun = {one.traced.id: one.first_token or 0.0 for one in found.answered}
+    assert begun["short"] < 0.1 * begun["long"]
+    assert found.counters.prompt_rows == 1999 + 19
+    assert machine.chunk([5, 11], [30, 8])[0] < machine.chunk([5], [30])[0] + machine.chunk([11], [8])[0]
 
 
 def test_a_draft_model_takes_a_forward_for_each_level() -> None:
@@ -121,7 +133,7 @@ def test_a_draft_model_reads_prompts_and_takes_memory(cli: Run, tmp_path: Path) 
     draft = Roofline(SHAPES["llama-3.2-1b"], PRESETS["h100"])
     one = TracedRequest("q", "draft-model", 101, 1, request(accepted=(0,)).rounds)
     found = simulate_requests([one], Recorded(), machine, ModelDrafts(draft), Users(1), Limits(max_batch=1))
-    chunk = Work.of_chunk(100, 0)
+    chunk = Work.of_chunk([100], [0])
     reading = machine.roofline.forward(chunk) + draft.forward(chunk)
     assert found.seconds == pytest.approx(reading + machine.roofline.forward(Work.of_round([1], [100])))
     path = tmp_path / "t.jsonl"

@@ -27,6 +27,7 @@ from outpace.engine.beginnings import Beginnings
 from outpace.engine.future_validity import AnswerTrees, weighing
 from outpace.engine.populations.group import Group
 from outpace.engine.prefix_cache import PrefixCache
+from outpace.engine.reading_order import ReadingOrder
 from outpace.engine.request import Generation, Request
 from outpace.engine.request_checks import check_request
 from outpace.engine.round import grouped, run_round
@@ -48,8 +49,7 @@ class Decoder:
         self._joining: list[Generation] = []
         self._reading: list[Generation] = []
         """Those whose prompts have been read in part, or whose tokens are being weighted."""
-        self._shortest_first = False
-        """Whether the step under way reads the prompts first of which the least is left."""
+        self._order = ReadingOrder()
         self._answer_trees = AnswerTrees()
         self._weighing: dict[Generation, Generator[None, None, Weighed | None]] = {}
         """Of requests whose prompts have been read: the steps to the weights of their tokens."""
@@ -243,7 +243,7 @@ class Decoder:
 
     def _read(self, prefill_rows: int | None) -> None:
         """Read prompts, ``prefill_rows`` of their rows at most; requests whose prompt has been read become active."""
-        self._prefill(self._in_turn() if prefill_rows else self._reading, prefill_rows)
+        self._prefill(self._order.next(self._reading, self._unread) if prefill_rows else self._reading, prefill_rows)
         for one in [one for one in self._weighing if one not in self._reading]:
             self._weighing.pop(one).close()  # it has ended, or was taken out
         for one in [one for one in self._reading if self._is_read(one)]:
@@ -255,13 +255,6 @@ class Decoder:
             self._beginnings.keep(one)
             if one.group is not None:
                 one.group.open(self.target)
-
-    def _in_turn(self) -> list[Generation]:
-        """Requests in the order in which this step reads their prompts: by priority, then by turns the shortest and the
-        oldest first. A short prompt does not wait until a long one has been read, which gets half of the rows."""
-        self._shortest_first = not self._shortest_first
-        by_turn = self._unread if self._shortest_first else lambda _: 0
-        return sorted(self._reading, key=lambda one: (-one.request.priority, by_turn(one)))
 
     def _weigh(self, one: Generation) -> bool:
         """One step to the weights of the tokens that its grammar allows; whether that was the last.

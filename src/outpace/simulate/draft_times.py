@@ -76,7 +76,7 @@ class ModelDrafts(DraftTimes):
         return levels * self.costs.forward(rows, [context] * len(rows)) if levels else 0.0
 
     def reading(self, method: str, rows: int, context: int) -> float:
-        return 0.0 if method in self.free else self.roofline.forward(Work.of_chunk(rows, context))
+        return 0.0 if method in self.free else self.roofline.forward(Work.of_chunk([rows], [context]))
 
     def beside(self, target: RooflineCosts) -> DraftCosts:
         """For the predictor, beside a target's costs."""

@@ -27,8 +27,9 @@ class Machine(ABC):
     """Of all devices together, at most."""
 
     @abstractmethod
-    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
-        """Reading ``rows`` rows of a prompt of which ``context`` have been read, while ``batch`` requests are there."""
+    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+        """Reading ``rows[i]`` rows of a prompt of which ``contexts[i]`` have been read, beside rounds of ``batch``
+        requests."""
 
     @abstractmethod
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
@@ -69,8 +70,8 @@ class RooflineMachine(Machine):
         found.kv_bytes_per_token += draft.shape.kv_bytes(draft.kv_bits)
         return found
 
-    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
-        return self.roofline.stages(Work.of_chunk(rows, context))
+    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+        return self.roofline.stages(Work.of_chunk(rows, contexts))
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         first, *others = self.roofline.stages(Work.of_round(rows, contexts))
@@ -134,8 +135,9 @@ class MeasuredMachine(Machine):
         """Reading ``rows`` tokens of a prompt outside of a server: a long forward, in nobody's way."""
         return self.costs.reading(rows, context)
 
-    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
-        alone = self.reading(rows, context)
+    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+        whole = sum(rows)
+        alone = self.reading(whole, sum(own * context for own, context in zip(rows, contexts, strict=True)) // whole)
         return [alone if self.served is None else self.served.read(alone, batch)]
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:

@@ -43,9 +43,9 @@ class Work(NamedTuple):
         return cls(sum(rows), sum(contexts), pairs, sum(rows))
 
     @classmethod
-    def of_chunk(cls, rows: int, context: int) -> Work:
-        """``rows`` rows of a prompt after ``context`` tokens. A prompt's logits are not computed."""
-        return cls(rows, context, rows * context + rows * (rows + 1) / 2, 0)
+    def of_chunk(cls, rows: list[int], contexts: list[int]) -> Work:
+        """``rows[i]`` rows of a prompt after ``contexts[i]`` tokens. A prompt's logits are not computed."""
+        return cls.of_round(rows, contexts)._replace(logits=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,21 @@
 
 A server's rounds share processors with its event loop, with tokens on their way to clients, and on one machine with
 these clients; and between rounds requests are planned and told of. A trace has what each round took, and what each
-request did: the difference is what lies between rounds, and the prompts of others that were read meanwhile. Fitted are,
-for each size of the batch that the traces have: how many times as long rounds take as outside of a server; how many
-times as long prompts take to read; and the seconds between rounds. Each is linear between the batches.
+request did: the difference is what lies between rounds, and the prompts of others that were read meanwhile. Fitted are
+how many times as long rounds take as outside of a server, for each size of the batch that the traces have, and from
+each trace, for the mean batch of its rounds: how many times as long prompts take to read, and the seconds between
+rounds. Each is linear between the batches.
+
+A busy server reads a chunk of some prompt after almost every round, so that a trace hardly tells how much of what lies
+between rounds is reading. So reading is expected to take about as many times as long as rounds do, or as in a trace in
+which requests were alone, and differs from that by as much as the requests show clearly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -19,23 +25,24 @@ from outpace.traces.trace_format import TracedRequest
 
 _MOST = 400
 """Requests of a trace that are read."""
-_ALIKE = 0.05
-"""Requests that read this much alike, for their rounds, do not tell what reading takes."""
+_SPREAD = 0.2
+"""How far what reading takes in a server, over what it takes outside, is from what is expected: a standard deviation,
+as a share."""
 _SHARE = 0.1
-"""Of all rounds; fewer of a batch say little of it."""
+"""Of all rounds; fewer of a batch say little of it alone."""
 
 Modelled = Callable[[list[int], list[int]], float]
 """Seconds of a round outside of a server, without its draft, from the rows and contexts of its requests."""
 
 
-Curve = tuple[tuple[int, float], ...]
+Curve = tuple[tuple[float, float], ...]
 """A figure by batch, ascending: linear in between, constant beyond. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRounds:
     """``slow``: how many times as long rounds take in the server. ``reading``: and prompts to read. ``gap``: seconds
-    between two rounds. All by the largest batch of a trace, ``slow`` by that of each round."""
+    between two rounds. By the mean batch of a trace's rounds, ``slow`` by that of each round."""
 
     slow: Curve = ((1, 1.0),)
     gap: Curve = ((1, 0.0),)
@@ -50,15 +57,15 @@ class ServedRounds:
         return _at(self.gap, batch)
 
     def read(self, alone: float, batch: int) -> float:
-        """Reading a prompt that takes ``alone`` outside of the server, while ``batch`` requests are there."""
+        """Reading a prompt that takes ``alone`` outside of the server, beside rounds of ``batch`` requests."""
         return alone * _at(self.reading, batch)
 
     @property
     def words(self) -> str:
         """What was fitted."""
-        slow = ", ".join(f"{factor:.2f} times (batch {batch})" for batch, factor in self.slow)
-        reading = ", ".join(f"{factor:.2f} times (batch {batch})" for batch, factor in self.reading)
-        gap = ", ".join(f"{1e3 * seconds:.2f} ms (batch {batch})" for batch, seconds in self.gap)
+        slow = ", ".join(f"{factor:.2f} times (batch {batch:.3g})" for batch, factor in self.slow)
+        reading = ", ".join(f"{factor:.2f} times (batch {batch:.3g})" for batch, factor in self.reading)
+        gap = ", ".join(f"{1e3 * seconds:.2f} ms (batch {batch:.3g})" for batch, seconds in self.gap)
         return f"in the server rounds take {slow} as long, and reading a prompt {reading}; between two rounds lie {gap}"
 
 
@@ -98,22 +105,29 @@ def fit(
     slow = _by_batch([each for requests in known for one in requests for each in _rounds(one, modelled)])
     if not slow:
         return ServedRounds()
-    gaps: dict[int, float] = {}
-    read: dict[int, float] = {}
-    for requests in filter(None, known):
-        batch = max(max(one.rounds.batch) for one in requests)
-        readings = _readings(requests, beside or reading)
-        decoded = [_decoding(one, readings) for one in requests]
+    gaps: dict[float, float] = {}
+    read: dict[float, float] = {}
+    expected = _at(slow, 1)
+    for requests in sorted(filter(None, known), key=_mean_batch):  # those of a user alone first
+        batch = _mean_batch(requests)
         # A request that nobody ran beside began to be read when it arrived.
         alone = [one for one in requests if max(one.rounds.batch) == 1]
         first = _ratio((_until_read(one, modelled, slow), reading(_unread(one))) for one in alone)
-        gaps[batch], others = _gap_and_reading(decoded, first or _at(slow, batch))
+        expected = first or expected
+        readings = _readings(requests, beside or reading)
+        gaps[batch], others = _gap_and_reading([_decoding(one, readings) for one in requests], expected, batch)
         if (factor := first if batch == 1 else others) is not None:
             read[batch] = factor
     return ServedRounds(slow, _curve(gaps), _curve(read) or ((1, _at(slow, 1)),))
 
 
-def _curve(points: Mapping[int, float]) -> Curve:
+def _mean_batch(requests: Seq[TracedRequest]) -> float:
+    """Of the rounds after a request's first one."""
+    counts = [batch for one in requests for batch in one.rounds.batch[1:]]
+    return sum(counts) / len(counts)
+
+
+def _curve(points: Mapping[float, float]) -> Curve:
     return tuple(sorted(points.items()))
 
 
@@ -124,15 +138,21 @@ def _until_read(one: TracedRequest, modelled: Modelled, slow: Curve) -> float:
     return max(0.0, (one.first_token or 0.0) - round_seconds - one.rounds.draft_ms[0] / 1e3)
 
 
-def _by_batch(rounds: Seq[_Round]) -> tuple[tuple[int, float], ...]:
-    """Measured over modelled, for each size of the batch that has a good part of the rounds."""
-    found = []
-    for batch in sorted({one.batch for one in rounds}):
-        alike = [(one.seconds, one.modelled) for one in rounds if one.batch == batch]
-        ratio = _ratio(alike)
-        if len(alike) >= _SHARE * len(rounds) and ratio is not None:
-            found.append((batch, ratio))
-    return tuple(found)
+def _by_batch(rounds: Seq[_Round]) -> Curve:
+    """Measured over modelled, by batch. Sizes of which there are few rounds stand together, at their mean."""
+    groups: list[list[_Round]] = [[]]
+    for _, alike in groupby(sorted(rounds, key=lambda one: one.batch), key=lambda one: one.batch):
+        if len(groups[-1]) >= _SHARE * len(rounds):
+            groups.append([])
+        groups[-1] += alike
+    if len(groups) > 1 and len(groups[-1]) < _SHARE * len(rounds):
+        last = groups.pop()
+        groups[-1] += last
+    found: dict[float, float] = {}
+    for group in filter(None, groups):
+        if (ratio := _ratio((one.seconds, one.modelled) for one in group)) is not None:
+            found[sum(one.batch for one in group) / len(group)] = ratio
+    return _curve(found)
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
@@ -205,20 +225,25 @@ def _decoding(one: TracedRequest, readings: Seq[_Reading]) -> _Decoding:
     return _Decoding(len(one.rounds) - 1, between, sum(each.within(begins, ends) for each in readings))
 
 
-def _gap_and_reading(decoded: Seq[_Decoding], usual: float) -> tuple[float, float | None]:
-    """Seconds between two rounds, and how many times as long as outside of a server prompts take to read, by least
-    squares; neither below 0. ``usual``: that factor, where the requests do not tell. None: nothing was read."""
+def _gap_and_reading(decoded: Seq[_Decoding], expected: float, batch: float) -> tuple[float, float | None]:
+    """Seconds between two rounds, and how many times as long as outside of a server prompts take to read, neither below
+    0: least squares, and ``expected`` with its :data:`_SPREAD` (the mean of a normal posterior). ``batch`` requests
+    see the same rounds. The factor is None where nothing was read."""
     rounds = np.array([one.rounds for one in decoded], float)
     between = np.array([one.between for one in decoded])
     others = np.array([one.others for one in decoded])
     if not others.any():
         return max(0.0, float(between.sum() / rounds.sum())), None
     sides = np.stack([rounds, others], axis=1)
-    if np.linalg.matrix_rank(sides / sides.max(axis=0), tol=_ALIKE) < 2:
-        return max(0.0, float((between - usual * others).sum() / rounds.sum())), usual
-    gap, factor = (float(one) for one in np.linalg.lstsq(sides, between, rcond=None)[0])
+    found, *_ = np.linalg.lstsq(sides, between, rcond=None)
+    noise = batch * float(np.square(between - sides @ found).sum()) / max(1, len(decoded) - 2)
+    trust = noise / (_SPREAD * expected) ** 2
+    weights, wanted = sides.T @ sides, sides.T @ between
+    weights[1, 1] += trust
+    wanted[1] += trust * expected
+    gap, factor = (float(one) for one in np.linalg.lstsq(weights, wanted, rcond=None)[0])
     if gap < 0.0:
-        return 0.0, max(0.0, float(between @ others / (others @ others)))
-    if factor < 0.0:
-        return max(0.0, float(between.sum() / rounds.sum())), usual
-    return gap, factor
+        gap, factor = 0.0, float(wanted[1] / weights[1, 1])
+    elif factor < 0.0:
+        gap, factor = float(wanted[0] / weights[0, 0]), 0.0
+    return max(0.0, gap), max(0.0, factor)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from outpace.engine.reading_order import ReadingOrder
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits, Plan, Scheduler
 from outpace.simulate.acceptance import SimulatedRound
 from outpace.simulate.draft_times import DraftTimes
@@ -172,6 +173,7 @@ class Server:
         self.prefixes, self.counters = prefixes, counters
         self.scheduler = Scheduler(cast(Any, LengthsOnly(machine)), limits, self._now)
         self.running: list[SimulatedRequest] = []
+        self._order = ReadingOrder()
         self._wake = env.event()
         env.process(self._work())
 
@@ -201,7 +203,8 @@ class Server:
             self._follow(plan)
             if self.prefixes is not None and (bound := self.scheduler.limits.kv_bytes) is not None:
                 self.prefixes.shrink(bound - plan.kv_bytes)
-            yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK)
+            decoding = sum(not one.unread for one in self.running)
+            yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK, decoding)
             ready = [one for one in self.running if not one.unread]
             if ready:
                 yield from self._round(ready)
@@ -223,19 +226,23 @@ class Server:
             one.sequence.kv = Held(found)
             self.running.append(one)
 
-    def _read_prompts(self, most: int) -> Iterator[Any]:
-        """At most ``most`` rows of prompts, the first requests' first."""
-        for one in list(self.running):
-            rows = min(one.unread, most)
-            if not rows:
-                continue
-            kv = one.sequence.kv
-            assert kv is not None
-            first, *others = self.machine.chunk(rows, kv.rows, len(self.running))
-            drafter = self.drafts.reading(one.traced.method, rows, kv.rows)
-            yield from self._pass([first + drafter, *others])
+    def _read_prompts(self, most: int, decoding: int) -> Iterator[Any]:
+        """At most ``most`` rows of prompts in one forward, beside rounds of ``decoding`` requests."""
+        pieces: list[tuple[SimulatedRequest, int]] = []
+        for one in self._order.next(self.running, lambda one: one.unread):
+            if rows := min(one.unread, most):
+                pieces.append((one, rows))
+                most -= rows
+        if not pieces:
+            return
+        held = [cast(Held, one.sequence.kv) for one, _ in pieces]
+        contexts = [kv.rows for kv in held]
+        first, *others = self.machine.chunk([rows for _, rows in pieces], contexts, max(1, decoding))
+        read = zip(pieces, contexts, strict=True)
+        drafters = sum(self.drafts.reading(one.traced.method, rows, context) for (one, rows), context in read)
+        yield from self._pass([first + drafters, *others])
+        for (one, rows), kv in zip(pieces, held, strict=True):
             kv.rows += rows
-            most -= rows
             self.counters.prompt_rows += rows
             self.scheduler.served(one.tenant, rows, 0)
             if not one.unread and self.prefixes is not None:
