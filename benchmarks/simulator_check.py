@@ -10,15 +10,17 @@ to the first token, per further token and to its end) and the simulation's input
 rounds, by as many users. Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
 prompts (the cost table), and what rounds take beside them, with and without drafts (seconds of rounds in this process,
 once for each model, kept beside the file of cells). Taken from the trace: what drafting took in each round. *Fitted*,
-on two cells without drafts, of the smallest and the largest batch: four numbers that a server adds
-(`simulate/served_rounds.py`), and the time from an answer to its user's next request. These two cells are left out of
-the errors. Nothing is fitted to any other cell.
+on two cells without drafts, of the smallest and the largest batch: what a server adds to rounds, between them and to
+the reading of prompts (`simulate/served_rounds.py`), and the time from an answer to its user's next request. These two
+cells are left out of the errors. Nothing is fitted to any other cell.
 
 Methods are ``none``, ``pld``, ``sam``, and ``draft-model`` for a model with a draft model (MODEL=DRAFT) or ``eagle3``
 for others. Each cell is appended to the file as a line when it is complete; cells that are there already are left out,
-so that a run that was ended goes on; with other prompts, tokens, requests or threads it needs another file.
+so that a run that was ended goes on; with other prompts, tokens, requests or threads it needs another file. The traces
+are kept beside it: ``--again`` simulates all cells anew from them.
 ``--max-minutes`` ends after the cell in which that time is over. The table shows every cell, and the median error of
-each figure over all cells with the share within 10 %. Exit code 1: a cell failed.
+each figure over all cells with the share within 10 %, over several files with ``--beside`` (another model with fewer
+requests). Exit code 1: a cell failed.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -166,20 +168,6 @@ def settings(options: argparse.Namespace, batches: Sequence[int]) -> dict[str, A
     return said | {"prompts": digest_of(asked), "batches": [min(batches), max(batches)]}
 
 
-def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> dict[int, Trace]:
-    """Traces of servers without drafts, of the smallest and of the largest batch; measured where there are none."""
-    found = {}
-    for batch in sorted({min(batches), max(batches)}):
-        path = beside(options, model, f"{batch}.trace.jsonl")
-        if not path.exists():
-            written = path.with_suffix(".part")
-            written.unlink(missing_ok=True)
-            served(options, model, None, "none", batch, written)
-            written.rename(path)
-        found[batch] = measured_part(path, batch)
-    return found
-
-
 def overhead_of(options: argparse.Namespace, model: Model, name: str, batches: Sequence[int]) -> RoundOverhead:
     """What rounds take beside their forwards: measured once, as is the cost table, while no server runs."""
     path = beside(options, name, "overhead.json")
@@ -196,19 +184,27 @@ def overhead_of(options: argparse.Namespace, model: Model, name: str, batches: S
     return found
 
 
+def trace_of(options: argparse.Namespace, model: str, draft: str | None, method: str, batch: int) -> Trace:
+    """What a server wrote, without its warm-up; measured where it has not been. It is kept beside the cells, so that
+    they can be predicted again."""
+    path = beside(options, model, f"{batch}.trace.jsonl" if method == "none" else f"{method}-{batch}.trace.jsonl")
+    if not path.exists():
+        written = path.with_suffix(".part")
+        written.unlink(missing_ok=True)
+        served(options, model, draft, method, batch, written)
+        written.rename(path)
+    return measured_part(path, batch)
+
+
 def cell(
     options: argparse.Namespace, model: Model, wanted: Cell, draft: str | None, batches: Sequence[int]
 ) -> dict[str, Any]:
     """Measure and simulate one cell."""
     name, method, batch = wanted
     overhead = overhead_of(options, model, name, batches)
-    calibration = calibrations(options, name, batches)
+    calibration = {one: trace_of(options, name, None, "none", one) for one in sorted({min(batches), max(batches)})}
     fitted = method == "none" and batch in calibration
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.jsonl"
-        if not fitted:
-            served(options, name, draft, method, batch, path)
-        trace = calibration[batch] if fitted else measured_part(path, batch)
+    trace = trace_of(options, name, draft, method, batch)
     requests = [one for one in trace.requests if len(one.rounds)]
     pause = pause_of(calibration, batch)
     settings = Settings(users=batch, pause=pause, requests=len(requests), max_batch=batch, prefix_cache=False)
@@ -282,7 +278,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="per cell; at least four times the batch")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="simulate complete cells anew, from their traces")
     parser.add_argument("--page", type=Path, default=None, help="write the table there, between its marks")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], metavar="FILE", help="cells of other runs, for the table alone"
+    )
     return parser.parse_args()
 
 
@@ -307,10 +307,7 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> int:
     failed = 0
     torch.set_num_threads(options.threads)
 
-    def there(one: Cell) -> bool:
-        return any((each["model"], each["method"], each["batch"]) == one for each in done)
-
-    for one in run.each(wanted, there, lambda one: (one[0], one[2])):
+    for one in run.each(wanted, partial(_there, done), lambda one: (one[0], one[2])):
         name, method, batch = one
         began = time.monotonic()
         if name not in loaded:
@@ -329,11 +326,26 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> int:
     return failed
 
 
+def _there(done: Sequence[Mapping[str, Any]], one: Cell) -> bool:
+    return any((each["model"], each["method"], each["batch"]) == one for each in done)
+
+
+def _others(path: Path, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of another run that are not among ``done``. Raises BadInput where there is no such file."""
+    if not path.exists():
+        raise BadInput(f"there is no file {path} of cells to show beside")
+    return [one for one in read_cells(path) if not _there(done, (one["model"], one["method"], one["batch"]))]
+
+
 def main() -> int:
     options = read_options()
     try:
+        if options.again:
+            options.out.unlink(missing_ok=True)
         done = read_cells(options.out)
         failed = 0 if options.table else measure(options, done)
+        for path in options.beside:
+            done += _others(path, done)
         if options.page and done:
             page(options.page, done)
     except (BadInput, OSError) as error:

@@ -534,7 +534,7 @@ def test_in_a_batch_only_the_request_that_copies_drafts() -> None:
     others = [decoder.submit(Request((1, at), method, max_new_tokens=40)) for at in (0, 20, 39)]
     decoder.run()
     assert copying.metrics.accepted > 20
-    assert sum(one.metrics.drafted for one in others) < 0.2 * copying.metrics.drafted
+    assert sum(one.metrics.drafted for one in others) < 0.3 * copying.metrics.drafted
     assert part.asked <= 3
 
 
@@ -600,11 +600,34 @@ def test_a_batch_that_never_asks_decides_ever_less_and_says_when_it_will(monkeyp
     assert part.asked == 0 and len(part.idle) > 120
     waits = [after - before for before, after in pairwise(decided)]
     assert waits[0] == 1 and waits[-1] > 20 and waits == sorted(waits)
-    assert max(part.idle) >= waits[-1] - 1
-    drafter.times.shared(False).clock = Still(0.01)
+    assert [part.idle[at] for at in decided[:-1]] == [wait - 1 for wait in waits]
+    shared = drafter.times.shared(False)
+    assert part.idle[-1] == shared.rests_for(shared.rests[4])
+    shared.clock = Still(0.01)
     drafter.times._steps.clear()
     batch(400)
     assert part.asked > 20, "where it gains it is asked, after the rest that was under way"
+
+
+def test_requests_that_must_repeat_do_not_rest_because_others_did() -> None:
+    target = wandering()
+    part = Watched(target)
+    method = of(target, part, draft=0.1)
+    drafter = method.drafter
+    assert isinstance(drafter, Auto)
+    drafter.times.shared(True).rest_of(2).until = 1 << 20
+    decoder = Decoder(target)
+
+    def batch() -> int:
+        before = part.asked
+        for one in range(2):
+            decoder.submit(Request((1, one), method, SAMPLED, max_new_tokens=40))
+        decoder.run()
+        return part.asked - before
+
+    asked = batch()
+    assert asked > 5 and batch() == asked
+    assert set(part.idle) == {0}
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 
 import torch
 from hypothesis import given, settings, strategies as st
@@ -123,6 +123,30 @@ def test_what_was_not_kept_is_computed_again() -> None:
     assert continued(reading(1)[1], reading(1, 2)[1]).prompt_length == 0
     assert continued(reading(1, 2)[1], reading(2)[1]).prompt_length > 0
     assert continued(reading(1)[1], method(None)).prompt_length > 0
+
+
+def test_states_that_are_kept_are_read_though_the_drafter_does_without() -> None:
+    """A cache of K/V shows them to the next request that begins with this text."""
+
+    class Resting(Reader):
+        def observed_layers(self, states: Seq[DraftState], idle: int) -> Seq[int]:
+            return ()
+
+        def observe(self, state: DraftState, verdict: Verdict) -> None:
+            """It does without."""
+
+    drafter = Resting((1,))
+    decoder = Decoder(TARGET)
+    made = Method("toy", drafter, RecursiveRejection(), Fixed(3))
+    running = [decoder.submit(Request((1, 2, one), made, max_new_tokens=90, keep=True)) for one in range(3)]
+    alone = decoder.submit(Request((4, 2), made, max_new_tokens=90))
+    decoder.run()
+    assert alone.error is None
+    for one in running:
+        states, count = one.sequence.states, len(one.sequence.tokens) - 1
+        assert one.error is None and states is not None and states.length((1,)) == count
+        for position, row in enumerate(states.rows(0, count)[1]):
+            assert torch.equal(row, TARGET._state(tuple(one.sequence.tokens[: position + 1]), FULL, 1))
 
 
 def test_states_come_in_pieces_of_bounded_size() -> None:

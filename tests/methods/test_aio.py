@@ -326,6 +326,24 @@ def answered(method: Method, prompts: Seq[Seq[int]], length: int = 6, **more: An
     return running
 
 
+class Reading(Watching):
+    """Reads hidden states, and looks at whose."""
+
+    aux_hidden_state_layers = (0,)
+
+    def observed_layers(self, states: Seq[Watched], idle: int) -> Seq[int]:
+        assert states and all(isinstance(one, Watched) for one in states)
+        return self.aux_hidden_state_layers
+
+
+def test_a_part_that_was_chosen_for_nobody_reads_no_hidden_states() -> None:
+    parts = Watching(0), Reading(1)
+    method, _ = routed(parts)
+    for prompts in ([(1, 2)], [(1, 2), (2, 1), (0, 0, 1)]):
+        assert all(one.error is None and len(one.tokens) == 6 for one in answered(method, prompts))
+    assert len(parts[1].seen) == 1
+
+
 def test_only_the_chosen_part_reads_drafts_and_learns() -> None:
     parts = Watching(0), Watching(1)
     method, drafter = routed(parts)

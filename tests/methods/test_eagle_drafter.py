@@ -14,6 +14,7 @@ from torch import Tensor
 from eagle_support import Written, head_of, method_of, table, true_states
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting import dynamic_tree as feature_growth
@@ -580,6 +581,23 @@ def test_a_head_does_without_the_states_of_rounds_that_it_would_not_read() -> No
     same, without = draft_after_a_pause(target, left_out=True)
     assert tree and same == tree
     assert without == 16 - 5
+
+
+def test_a_head_whose_last_states_are_missing_is_not_ready_until_the_next_round() -> None:
+    target = table(12)
+    made = method_of("eagle3", target, 10, mode="tree", max_nodes=6, recent_tokens=8)
+    drafter = made.drafter
+    assert isinstance(drafter, FeatureDrafter)
+    layers = drafter.aux_hidden_state_layers
+    observed = iter([layers, (), layers, layers])
+    drafter.observed_layers = lambda states, idle: next(observed)  # type: ignore[method-assign]
+    decoder = Decoder(target)
+    one = decoder.submit(Request((1, 2, 3, 4), Method("toy", drafter, made.rule, Fixed(0)), max_new_tokens=8))
+    ready = []
+    for _ in range(4):
+        decoder.step()
+        ready.append(drafter.ready(one.draft_state))
+    assert ready == [True, False, True, True]
 
 
 def test_what_is_read_does_not_depend_on_how_a_prompt_was_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

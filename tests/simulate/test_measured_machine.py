@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from outpace.engine.round_overhead import DRAFTED, RoundOverhead, measure_overhead, overhead_of
@@ -42,21 +41,19 @@ def test_what_a_server_adds_is_found_again_in_its_traces() -> None:
     found = fit(traces, lambda rows, contexts: 1.6, lambda rows: 1.5)
     assert dict(found.slow) == pytest.approx({1: 2.0 / 1.6, 8: 2.0 / 1.6})
     assert dict(found.gap) == pytest.approx({1: fixed + each, 8: fixed + 8 * each})
-    assert dict(found.reading) == pytest.approx({1: 3.0 / 1.5}), (
-        "5 s until the first token, 2 s of them in the first round"
-    )
+    assert found.reading == pytest.approx(3.0 / 1.5), "5 s until the first token, 2 s of them in the first round"
     assert found.seconds(10.0, 4) == pytest.approx(12.5)
     assert found.between(4) == pytest.approx(0.3 + 0.2)
 
 
 def test_prompts_of_others_that_were_read_meanwhile_are_no_gap() -> None:
-    """Reading takes twice as long in the server as the 7 s outside of it."""
+    """Rounds take twice as long in the server as outside, and so does reading, 7 s there."""
     first = request(30, 2, 0.4, reading=2 * 7.0)
     second = request(20, 2, 0.4, arrival=20.0)
     found = fit([[first, second]], lambda rows, contexts: 1.0, lambda rows: 7.0)
     assert dict(found.slow) == pytest.approx({2: 2.0})
     assert dict(found.gap) == pytest.approx({2: 0.4})
-    assert dict(found.reading) == pytest.approx({2: 2.0})
+    assert found.reading == pytest.approx(2.0)
 
 
 def test_a_prompt_that_waited_is_read_while_others_decode() -> None:
@@ -64,26 +61,24 @@ def test_a_prompt_that_waited_is_read_while_others_decode() -> None:
     first = request(30, 2, 0.4, reading=7.0)
     second = replace(request(20, 2, 0.4), first_token=14.0, seconds=14.0 + 19 * 2.4)
     found = fit([[first, second]], lambda rows, contexts: 2.0, lambda rows: 9.0)
-    assert dict(found.gap) == pytest.approx({2: 0.4})
-    assert dict(found.reading) == pytest.approx({2: 1.0}), "7 of its 9 s lie between rounds of the first"
+    assert dict(found.gap) == pytest.approx({2: 0.4}), "7 of its 9 s lie between rounds of the first"
 
 
-def test_each_batch_has_figures_of_its_own() -> None:
-    """A trace of one user that was disturbed says nothing of what prompts and rounds take with four."""
+def test_what_reading_takes_is_told_by_who_is_alone_and_gaps_by_each_trace() -> None:
+    """Alone a prompt takes half as long as outside of the server; so does the one that was read beside the four."""
     alone = [request(30, 1, 1.0) for _ in range(3)]
-    four = [request(30, 4, 0.2, reading=7.0), request(20, 4, 0.2, arrival=20.0)]
-    found = fit([alone, four], lambda rows, contexts: 2.0, lambda rows: 7.0)
+    four = [request(30, 4, 0.2, reading=3.0), request(20, 4, 0.2, arrival=20.0)]
+    found = fit([four, alone], lambda rows, contexts: 2.0, lambda rows: 6.0)
+    assert found.reading == pytest.approx(0.5)
     assert dict(found.gap) == pytest.approx({1: 1.0, 4: 0.2})
-    assert dict(found.reading) == pytest.approx({1: 3.0 / 7.0, 4: 1.0})
-    assert (found.between(2), found.read(10.0, 9)) == pytest.approx((1.0 - 0.8 / 3, 10.0))
+    assert found.between(2) == pytest.approx(1.0 - 0.8 / 3)
 
 
 def test_prompts_that_are_read_beside_rounds_are_read_in_chunks() -> None:
-    """Reading at once takes 7 s; in the chunks beside rounds 9 s, and that twice in the server."""
-    first, second = request(30, 2, 0.4, reading=2 * 9.0), request(20, 2, 0.4, arrival=20.0)
+    """Reading at once takes 7 s; in the chunks beside rounds 9 s, and as long in the server."""
+    first, second = request(30, 2, 0.4, reading=9.0), request(20, 2, 0.4, arrival=20.0)
     found = fit([[first, second]], lambda rows, contexts: 2.0, lambda rows: 7.0, lambda rows: 9.0)
     assert dict(found.gap) == pytest.approx({2: 0.4})
-    assert dict(found.reading) == pytest.approx({2: 2.0})
     machine = MeasuredMachine(ByContext(), 1)
     chunk = rows_beside(machine)
     rows = 2 * chunk + 3
@@ -116,11 +111,11 @@ def test_a_measured_round_is_its_requests_forward_and_what_lies_beside_it() -> N
     assert machine.round([1, 4], [10, 20]) == pytest.approx([2 * 32 + 0.7]), "its weights are waited for meanwhile"
     assert machine.round([1, 94], [10, 20]) == pytest.approx([125 + 0.7])
     assert machine.chunk([8], [3]) == pytest.approx([7.0])
-    machine.served = ServedRounds(((1, 1.0), (3, 2.0)), ((1, 0.21), (3, 0.23)), ((1, 1.2), (3, 1.4)))
+    machine.served = ServedRounds(((1, 1.0), (3, 2.0)), ((1, 0.21), (3, 0.23)), 1.2)
     assert machine.round([1, 4], [10, 20]) == pytest.approx([1.5 * 64.7]), "linear between the batches of the traces"
     assert machine.between(2) == pytest.approx(0.22)
     assert machine.chunk([8], [3]) == pytest.approx([1.2 * 7.0])
-    assert machine.chunk([8], [3], 2) == pytest.approx([1.3 * 7.0])
+    assert machine.chunk([3, 5], [7, 1]) == pytest.approx([1.2 * (4.0 + 26 // 8)]), "one forward"
     assert any("2.00 times (batch 3)" in line for line in machine.public()["fitted"])
 
 
@@ -164,22 +159,6 @@ def test_drafts_of_different_recorded_rounds_take_their_mean_time() -> None:
     assert RecordedDrafts().seconds("pld", rounds, 10) == pytest.approx(0.002)
 
 
-def test_where_every_gap_holds_a_chunk_reading_is_expected_to_take_what_rounds_take() -> None:
-    """Both are seen together alone: 0.4 s of 1.4 between two rounds could be anything from none to all of it."""
-    rng = np.random.default_rng(3)
-    decoded = []
-    for _ in range(40):
-        rounds = int(rng.integers(20, 60))
-        between = rounds * (0.4 + 1.0) * float(rng.normal(1.0, 0.05))
-        decoded.append(served_rounds._Decoding(rounds, between, rounds * 1.0 * float(rng.normal(1.0, 0.02))))
-    gap, factor = served_rounds._gap_and_reading(decoded, 1.0, 6.0)
-    assert factor == pytest.approx(1.0, abs=0.2)
-    assert gap + factor == pytest.approx(1.4, rel=0.05)
-    # Of requests beside which very different amounts were read both are seen, whatever was expected.
-    told = [served_rounds._Decoding(30, 30 * 0.4 + 1.7 * read, read) for read in (0.0, 5.0, 40.0, 90.0)]
-    assert served_rounds._gap_and_reading(told, 1.0, 4.0) == pytest.approx((0.4, 1.7))
-
-
 def test_sizes_of_a_batch_that_are_rare_stand_together() -> None:
     found = dict(
         served_rounds._by_batch(
@@ -192,8 +171,9 @@ def test_sizes_of_a_batch_that_are_rare_stand_together() -> None:
 
 
 def test_what_a_trace_says_stands_at_the_mean_of_its_batches() -> None:
-    """A server for 32 users may have four in most of its rounds, while prompts are read."""
+    """A server for 32 users may have four in most of its rounds, while prompts are read. A round of eight is seen by
+    eight requests, and is one."""
     one = request(30, 8, 0.4)
     mixed = replace(one, rounds=replace(one.rounds, batch=(8,) * 10 + (2,) * 20))
     found = fit([[mixed]], lambda rows, contexts: 1.6, lambda rows: 1.5)
-    assert [batch for batch, _ in found.gap] == pytest.approx([(9 * 8 + 20 * 2) / 29])
+    assert [batch for batch, _ in found.gap] == pytest.approx([29 / (9 / 8 + 20 / 2)])

@@ -40,7 +40,7 @@ class Clockwork(Machine):
         self.costs, self.row, self.stages = FixedCosts(), row, stages
         self.kv_bytes_per_token, self.kv_capacity, self.watts = 1, kv_capacity, 3.0
 
-    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+    def chunk(self, rows: list[int], contexts: list[int]) -> list[float]:
         return [self.row * sum(rows) / self.stages] * self.stages
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:

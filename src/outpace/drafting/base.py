@@ -78,8 +78,9 @@ class Drafter(ABC, Generic[S]):
     def observed_layers(self, states: Seq[S], idle: int) -> Seq[int]:
         """Those of ``aux_hidden_state_layers`` whose states ``observe`` reads in the round under way.
 
-        All, where nothing else is said. ``idle``: so many rounds at least follow before the next draft; 0: the next
-        round may have one. A drafter that leaves layers out may still get them, where another one reads them.
+        All, where nothing else is said. ``idle``: so many rounds at least follow before the next draft, unless the
+        batch changes; 0: the next round may have one. A drafter that leaves layers out may still get them, where
+        others read them; then, and where it is asked sooner, it drafts with what it has (:meth:`ready`).
         """
         return self.aux_hidden_state_layers
 
@@ -96,6 +97,10 @@ class Drafter(ABC, Generic[S]):
     @abstractmethod
     def begin(self, sequence: Sequence) -> S:
         """A request joins; its prompt is ``sequence.tokens``. Returns its state. Called before the target's prefill."""
+
+    def ready(self, state: S) -> bool:
+        """Whether it has what it needs of the last round for a draft."""
+        return True
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
         """A tree for one sequence, within its budget. An empty tree is an autoregressive step."""

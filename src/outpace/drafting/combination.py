@@ -101,11 +101,10 @@ class Combined(Drafter[C], ABC):
         return [layer for index in range(len(self.parts)) for layer in self.part_layers(index, states, idle)]
 
     def part_layers(self, index: int, states: Seq[C], idle: int) -> Seq[int]:
-        """:meth:`observed_layers` of part ``index``."""
+        """:meth:`observed_layers` of part ``index``; a request may have none of it."""
         part = self.parts[index]
-        if not part.aux_hidden_state_layers:
-            return ()
-        return part.observed_layers([state.parts[index] for state in states], idle)
+        mine = [state.parts[index] for state in states if state.parts[index] is not None]
+        return part.observed_layers(mine, idle) if mine and part.aux_hidden_state_layers else ()
 
     @abstractmethod
     def opened(self, sequence: Sequence, parts: list[Any]) -> C:

@@ -90,8 +90,10 @@ def _budget(target: Target, one: Generation, batch: int, repeatable: bool) -> Bu
 
 
 def _layers_to_read(active: Seq[Generation], idle: int) -> list[int]:
-    """The layers whose hidden states drafters and rules read. ``idle``: see ``Drafter.observed_layers``."""
+    """The layers whose hidden states drafters, rules and caches of K/V read. ``idle``: see
+    ``Drafter.observed_layers``."""
     found = {layer for one in active for layer in one.rule.aux_hidden_state_layers}
+    found.update(layer for one in active if one.sequence.states is not None for layer in one.sequence.states.layers)
     for drafter, members in grouped(active, lambda one: one.drafter):
         if drafter.aux_hidden_state_layers:
             found.update(drafter.observed_layers([one.draft_state for one in members], idle))

@@ -145,6 +145,10 @@ class FeatureDrafter(Drafter[FeatureState]):
         # Each round has a token or more, and no more are read.
         return () if self.recent_tokens is not None and idle >= self.recent_tokens else self.aux_hidden_state_layers
 
+    def ready(self, state: FeatureState) -> bool:
+        known = state.unread[-1].stop if state.unread else state.known
+        return known == len(state.sequence.tokens) - 1
+
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
@@ -175,6 +179,9 @@ class FeatureDrafter(Drafter[FeatureState]):
             scores = verdict.scores
             if all(layer in scores.hidden_states for layer in self.aux_hidden_state_layers):
                 state.unread.append(_Unread(scores.length - 1, scores.hidden_states, verdict.rows))
+            else:  # nor will what came before be read, which holds states of whole batches
+                state.unread.clear()
+                state.unread_bytes = 0
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None

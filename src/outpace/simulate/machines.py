@@ -27,9 +27,8 @@ class Machine(ABC):
     """Of all devices together, at most."""
 
     @abstractmethod
-    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
-        """Reading ``rows[i]`` rows of a prompt of which ``contexts[i]`` have been read, beside rounds of ``batch``
-        requests."""
+    def chunk(self, rows: list[int], contexts: list[int]) -> list[float]:
+        """Reading ``rows[i]`` rows of a prompt of which ``contexts[i]`` have been read."""
 
     @abstractmethod
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
@@ -70,7 +69,7 @@ class RooflineMachine(Machine):
         found.kv_bytes_per_token += draft.shape.kv_bytes(draft.kv_bits)
         return found
 
-    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+    def chunk(self, rows: list[int], contexts: list[int]) -> list[float]:
         return self.roofline.stages(Work.of_chunk(rows, contexts))
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
@@ -135,10 +134,10 @@ class MeasuredMachine(Machine):
         """Reading ``rows`` tokens of a prompt outside of a server: a long forward, in nobody's way."""
         return self.costs.reading(rows, context)
 
-    def chunk(self, rows: list[int], contexts: list[int], batch: int = 1) -> list[float]:
+    def chunk(self, rows: list[int], contexts: list[int]) -> list[float]:
         whole = sum(rows)
         alone = self.reading(whole, sum(own * context for own, context in zip(rows, contexts, strict=True)) // whole)
-        return [alone if self.served is None else self.served.read(alone, batch)]
+        return [alone if self.served is None else alone * self.served.reading]
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         alone = self.alone(rows, contexts)

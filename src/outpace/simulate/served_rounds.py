@@ -3,13 +3,13 @@
 A server's rounds share processors with its event loop, with tokens on their way to clients, and on one machine with
 these clients; and between rounds requests are planned and told of. A trace has what each round took, and what each
 request did: the difference is what lies between rounds, and the prompts of others that were read meanwhile. Fitted are
-how many times as long rounds take as outside of a server, for each size of the batch that the traces have, and from
-each trace, for the mean batch of its rounds: how many times as long prompts take to read, and the seconds between
-rounds. Each is linear between the batches.
+how many times as long rounds take as outside of a server, for each size of the batch that the traces have; how many
+times as long prompts take to read; and from each trace the seconds between rounds, for the mean batch of its rounds.
+Figures by batch are linear in between.
 
-A busy server reads a chunk of some prompt after almost every round, so that a trace hardly tells how much of what lies
-between rounds is reading. So reading is expected to take about as many times as long as rounds do, or as in a trace in
-which requests were alone, and differs from that by as much as the requests show clearly.
+A busy server reads a chunk of some prompt after almost every round, and a trace does not have whose: it does not tell
+how much of what lies between rounds is reading (least squares said a half, LOG.md). So what reading takes is found
+where requests were alone, and is taken to be the same beside others; without such a trace, as for rounds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from outpace.traces.trace_format import TracedRequest
 
 _MOST = 400
 """Requests of a trace that are read."""
-_SPREAD = 0.2
-"""How far what reading takes in a server, over what it takes outside, is from what is expected: a standard deviation,
-as a share."""
 _SHARE = 0.1
 """Of all rounds; fewer of a batch say little of it alone."""
 
@@ -41,12 +38,12 @@ Curve = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class ServedRounds:
-    """``slow``: how many times as long rounds take in the server. ``reading``: and prompts to read. ``gap``: seconds
-    between two rounds. By the mean batch of a trace's rounds, ``slow`` by that of each round."""
+    """``slow``: how many times as long rounds take in the server, by their batch. ``gap``: seconds between two rounds,
+    by the mean batch of a trace's rounds. ``reading``: how many times as long prompts take to read."""
 
     slow: Curve = ((1, 1.0),)
     gap: Curve = ((1, 0.0),)
-    reading: Curve = ((1, 1.0),)
+    reading: float = 1.0
 
     def seconds(self, alone: float, batch: int) -> float:
         """Of a round of ``batch`` requests that takes ``alone`` outside of the server."""
@@ -56,17 +53,13 @@ class ServedRounds:
         """From its end, when its tokens are known, until the next one begins."""
         return _at(self.gap, batch)
 
-    def read(self, alone: float, batch: int) -> float:
-        """Reading a prompt that takes ``alone`` outside of the server, beside rounds of ``batch`` requests."""
-        return alone * _at(self.reading, batch)
-
     @property
     def words(self) -> str:
         """What was fitted."""
         slow = ", ".join(f"{factor:.2f} times (batch {batch:.3g})" for batch, factor in self.slow)
-        reading = ", ".join(f"{factor:.2f} times (batch {batch:.3g})" for batch, factor in self.reading)
         gap = ", ".join(f"{1e3 * seconds:.2f} ms (batch {batch:.3g})" for batch, seconds in self.gap)
-        return f"in the server rounds take {slow} as long, and reading a prompt {reading}; between two rounds lie {gap}"
+        reading = f"reading a prompt {self.reading:.2f} times"
+        return f"in the server rounds take {slow} as long, and {reading}; between two rounds lie {gap}"
 
 
 def _at(curve: Curve, batch: int) -> float:
@@ -83,11 +76,13 @@ class _Round(NamedTuple):
 
 class _Decoding(NamedTuple):
     """A request's rounds after its first one: how many, the seconds between them, and what reading the prompts of
-    requests that came meanwhile takes outside of a server."""
+    requests that came meanwhile takes outside of a server. ``share``: its part of these rounds, of which each of a
+    batch has one."""
 
     rounds: int
     between: float
     others: float
+    share: float
 
 
 def fit(
@@ -106,25 +101,20 @@ def fit(
     if not slow:
         return ServedRounds()
     gaps: dict[float, float] = {}
-    read: dict[float, float] = {}
-    expected = _at(slow, 1)
+    alone: float | None = None
     for requests in sorted(filter(None, known), key=_mean_batch):  # those of a user alone first
         batch = _mean_batch(requests)
-        # A request that nobody ran beside began to be read when it arrived.
-        alone = [one for one in requests if max(one.rounds.batch) == 1]
-        first = _ratio((_until_read(one, modelled, slow), reading(_unread(one))) for one in alone)
-        expected = first or expected
+        if batch == 1:  # nobody ran beside these: they began to be read when they arrived
+            alone = _ratio((_until_read(one, modelled, slow), reading(_unread(one))) for one in requests)
         readings = _readings(requests, beside or reading)
-        gaps[batch], others = _gap_and_reading([_decoding(one, readings) for one in requests], expected, batch)
-        if (factor := first if batch == 1 else others) is not None:
-            read[batch] = factor
-    return ServedRounds(slow, _curve(gaps), _curve(read) or ((1, _at(slow, 1)),))
+        gaps[batch] = _gap([_decoding(one, readings) for one in requests], alone or _at(slow, 1))
+    return ServedRounds(slow, _curve(gaps), alone or _at(slow, 1))
 
 
 def _mean_batch(requests: Seq[TracedRequest]) -> float:
-    """Of the rounds after a request's first one."""
+    """Of the rounds after a request's first one, each counted once, though all its requests have it."""
     counts = [batch for one in requests for batch in one.rounds.batch[1:]]
-    return sum(counts) / len(counts)
+    return len(counts) / sum(1.0 / count for count in counts)
 
 
 def _curve(points: Mapping[float, float]) -> Curve:
@@ -222,28 +212,11 @@ def _decoding(one: TracedRequest, readings: Seq[_Reading]) -> _Decoding:
     """What lies between its rounds; its own prompt was read before."""
     begins, ends = (one.arrival or 0.0) + (one.first_token or 0.0), (one.arrival or 0.0) + (one.seconds or 0.0)
     between = ends - begins - sum(one.rounds.ms[1:]) / 1e3
-    return _Decoding(len(one.rounds) - 1, between, sum(each.within(begins, ends) for each in readings))
+    others = sum(each.within(begins, ends) for each in readings)
+    return _Decoding(len(one.rounds) - 1, between, others, 1.0 / _mean_batch([one]))
 
 
-def _gap_and_reading(decoded: Seq[_Decoding], expected: float, batch: float) -> tuple[float, float | None]:
-    """Seconds between two rounds, and how many times as long as outside of a server prompts take to read, neither below
-    0: least squares, and ``expected`` with its :data:`_SPREAD` (the mean of a normal posterior). ``batch`` requests
-    see the same rounds. The factor is None where nothing was read."""
-    rounds = np.array([one.rounds for one in decoded], float)
-    between = np.array([one.between for one in decoded])
-    others = np.array([one.others for one in decoded])
-    if not others.any():
-        return max(0.0, float(between.sum() / rounds.sum())), None
-    sides = np.stack([rounds, others], axis=1)
-    found, *_ = np.linalg.lstsq(sides, between, rcond=None)
-    noise = batch * float(np.square(between - sides @ found).sum()) / max(1, len(decoded) - 2)
-    trust = noise / (_SPREAD * expected) ** 2
-    weights, wanted = sides.T @ sides, sides.T @ between
-    weights[1, 1] += trust
-    wanted[1] += trust * expected
-    gap, factor = (float(one) for one in np.linalg.lstsq(weights, wanted, rcond=None)[0])
-    if gap < 0.0:
-        gap, factor = 0.0, float(wanted[1] / weights[1, 1])
-    elif factor < 0.0:
-        gap, factor = float(wanted[0] / weights[0, 0]), 0.0
-    return max(0.0, gap), max(0.0, factor)
+def _gap(decoded: Seq[_Decoding], reading: float) -> float:
+    """Seconds between two rounds, where prompts take ``reading`` times as long to read as outside of a server."""
+    between = sum(one.share * (one.between - reading * one.others) for one in decoded)
+    return max(0.0, between / sum(one.share * one.rounds for one in decoded))

@@ -203,8 +203,7 @@ class Server:
             self._follow(plan)
             if self.prefixes is not None and (bound := self.scheduler.limits.kv_bytes) is not None:
                 self.prefixes.shrink(bound - plan.kv_bytes)
-            decoding = sum(not one.unread for one in self.running)
-            yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK, decoding)
+            yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK)
             ready = [one for one in self.running if not one.unread]
             if ready:
                 yield from self._round(ready)
@@ -226,18 +225,19 @@ class Server:
             one.sequence.kv = Held(found)
             self.running.append(one)
 
-    def _read_prompts(self, most: int, decoding: int) -> Iterator[Any]:
-        """At most ``most`` rows of prompts in one forward, beside rounds of ``decoding`` requests."""
+    def _read_prompts(self, most: int) -> Iterator[Any]:
+        """At most ``most`` rows of prompts, in one forward."""
+        reading = [one for one in self.running if one.unread]
+        if not reading:
+            return
         pieces: list[tuple[SimulatedRequest, int]] = []
-        for one in self._order.next(self.running, lambda one: one.unread):
+        for one in self._order.next(reading, lambda one: one.unread):
             if rows := min(one.unread, most):
                 pieces.append((one, rows))
                 most -= rows
-        if not pieces:
-            return
         held = [cast(Held, one.sequence.kv) for one, _ in pieces]
         contexts = [kv.rows for kv in held]
-        first, *others = self.machine.chunk([rows for _, rows in pieces], contexts, max(1, decoding))
+        first, *others = self.machine.chunk([rows for _, rows in pieces], contexts)
         read = zip(pieces, contexts, strict=True)
         drafters = sum(self.drafts.reading(one.traced.method, rows, context) for (one, rows), context in read)
         yield from self._pass([first + drafters, *others])

@@ -20,6 +20,9 @@ class RowsOf(Mapping[int, "Tensor"]):
     def __getitem__(self, layer: int) -> Tensor:
         return self.whole[layer][self.start : self.stop]
 
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.whole  # a mapping's own would cut the rows out
+
     def __iter__(self) -> Iterator[int]:
         return iter(self.whole)
 

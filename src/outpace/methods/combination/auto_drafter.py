@@ -70,6 +70,8 @@ class AutoState(MergeState):
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     quiet: int | None = None
     """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
+    batch_rest: BatchRest | None = None
+    """That of the batch which the round under way was decided in; None: it had none."""
     steps: float | None = None
     """What the round under way takes, in autoregressive steps, as far as costs tell."""
     seen: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -164,7 +166,7 @@ class Auto(MergedTrees[AutoState]):
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
         alone = states[0] if len(states) == 1 and states[0].sequence.timed else None
         for state in states:
-            state.asked, state.spent, state.drafted, state.steps = None, 0.0, None, None
+            state.asked, state.spent, state.drafted, state.steps, state.batch_rest = None, 0.0, None, None, None
             if alone is None:
                 state.rest = None
         if len(self.parts) == 1:
@@ -186,27 +188,34 @@ class Auto(MergedTrees[AutoState]):
         """Draft with the free part, and with the learned one for those requests with which that gains."""
         batch = max([int(one.base_tokens) for one in budgets])
         if batch > 1:
-            self._choose_in_batch(states, budgets, self._shared(states).rests[batch])
+            self._choose_in_batch(states, budgets, batch)
             return
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets)))
         for state, budget in zip(states, budgets, strict=True):  # costs do not depend on others, nor may the decision
             self._choose_for(state, budget)
 
-    def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], rest: BatchRest) -> None:
-        resting = rest.rests()
+    def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], batch: int) -> None:
+        shared = self._shared(states)
+        # What requests that must repeat draft does not depend on what others did before.
+        rest = shared.rest_of(batch) if all(state.sequence.timed for state in states) else None
+        resting = rest is not None and shared.rests_for(rest) > 0
+        for state in states:
+            state.quiet, state.batch_rest = None, rest
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, asking=not resting)))
         if resting:
             for state in states:
                 state.known.passed(asked=False)
-        else:
-            self._decide(states, budgets, _timing(states, budgets))
-            rest.decided(asked=any(state.asked is not None for state in states))
+            return
+        self._decide(states, budgets, _timing(states, budgets))
+        if rest is not None:
+            rest.decided(shared.rounds, asked=any(state.asked is not None for state in states))
 
     def observed_layers(self, states: Seq[AutoState], idle: int) -> Seq[int]:
-        if len(self.parts) == 1 or len(states) == 1 or not all(state.sequence.timed for state in states):
+        if len(self.parts) == 1:
             return super().observed_layers(states, idle)
-        rest = self._shared(states).rests[len(states)].left
-        return (*self.part_layers(0, states, idle), *self.part_layers(1, states, idle + rest))
+        # This round may be one that rests, but more follow.
+        rests = [0 if one.batch_rest is None else self._shared([one]).rests_for(one.batch_rest) for one in states]
+        return (*self.part_layers(0, states, idle), *self.part_layers(1, states, max(idle, min(rests) - 1)))
 
     def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget], *, asking: bool = True) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
@@ -259,7 +268,8 @@ class Auto(MergedTrees[AutoState]):
             order, reachable = state.free.likeliest_first()
             ranked.append(order)
             probs.append(reachable)
-            first, able = _first(state.free), part_budget(budget, 1).depth > 0
+            first = _first(state.free)
+            able = part_budget(budget, 1).depth > 0 and self.parts[1].ready(state.parts[1])
             reading = self.times.reading(state.unread, timed) if able else 0.0
             toll = reading * base / (state.drafts_to_come * ahead)
             copied.append(first)

@@ -7,7 +7,6 @@ costs.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,24 +35,18 @@ class BatchRest:
     """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
     so does keeping what the part would read.
 
-    ``left``: rounds until then. ``unasked``: rounds since anybody was asked.
+    ``asked``: the round in which anybody was asked last, or batches of the size began; ``until``: the round that
+    decides next.
     """
 
-    left: int = 0
-    unasked: int = 0
+    asked: int = 0
+    until: int = 0
 
-    def rests(self) -> bool:
-        """Whether the round under way does not decide."""
-        if not self.left:
-            return False
-        self.left -= 1
-        self.unasked += 1
-        return True
-
-    def decided(self, *, asked: bool) -> None:
-        """It did."""
-        self.unasked = 0 if asked else self.unasked + 1
-        self.left = min(self.unasked // PATIENCE, LONGEST_REST)
+    def decided(self, number: int, *, asked: bool) -> None:
+        """Round ``number`` did."""
+        if asked:
+            self.asked = number
+        self.until = number + 1 + min((number - self.asked) // PATIENCE, LONGEST_REST)
 
 
 @dataclass(slots=True)
@@ -66,12 +59,25 @@ class Shared:
     drafting: float = 1.0
     """In how many of the last rounds drafts were asked for at all, as a share: where rounds of several requests do not
     draft, what a request reads for its drafts serves few of them."""
-
-    rests: dict[int, BatchRest] = field(default_factory=lambda: defaultdict(BatchRest))
+    rounds: int = 0
+    """So far."""
+    rests: dict[int, BatchRest] = field(default_factory=dict)
     """Of batches, by the number of their requests."""
 
     def saw_round(self, *, drafting: bool) -> None:
         self.drafting += (drafting - self.drafting) / _ROUNDS
+        self.rounds += 1
+
+    def rest_of(self, batch: int) -> BatchRest:
+        """That of batches of so many requests."""
+        found = self.rests.get(batch)
+        if found is None:
+            found = self.rests[batch] = BatchRest(self.rounds)
+        return found
+
+    def rests_for(self, rest: BatchRest) -> int:
+        """How many rounds, this one included, do not decide."""
+        return max(0, rest.until - self.rounds)
 
 
 _SHARED: WeakKeyDictionary[Target, dict[tuple[str, bool], Shared]] = WeakKeyDictionary()
