@@ -7,7 +7,9 @@ A *cell* is a model, a method and a batch. For each, a server is started with ``
 ask it the questions of the prompt file, each the next when the last is answered, and the server ends. From its trace
 come the measured figures (tokens per second of the stretch in which all users were busy, and of each request the times
 to the first token, per further token and to its end) and the simulation's input: the same requests with the same
-rounds, by as many users. Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
+rounds, by as many users. Around each run of a server forwards are timed (`machine_pace.py`): where other
+users made the machine slower than it was when its costs were measured, all times of that run count as so much shorter
+(column ``pace``). Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
 prompts (the cost table), and what rounds take beside them, with and without drafts (seconds of rounds in this process,
 once for each model, kept beside the file of cells). Taken from the trace: what drafting took in each round. *Fitted*,
 on two cells without drafts, of the smallest and the largest batch: what a server adds to rounds, between them and to
@@ -52,6 +54,7 @@ from cells import (
     numbers,
     read_cells,
 )
+from machine_pace import at_pace, pace
 from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 from outpace.engine.round_overhead import RoundOverhead, measure_overhead
@@ -115,11 +118,12 @@ def _free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def measured_part(path: Path, batch: int) -> Trace:
-    """The trace without the requests of the warm-up, in the order of their arrival."""
+def measured_part(path: Path, batch: int, slower: float = 1.0) -> Trace:
+    """The trace without the requests of the warm-up, in the order of their arrival, with the times that a machine
+    ``slower`` times as fast would have had."""
     whole = read_trace(path)
     ordered = sorted(whole.requests, key=lambda one: one.arrival or 0.0)
-    return Trace(whole.header, tuple(ordered[batch:]), whole.notes)
+    return Trace(whole.header, tuple(at_pace(one, slower) for one in ordered[batch:]), whole.notes)
 
 
 def figures_of(times: Sequence[tuple[float, float, float, int]], batch: int) -> dict[str, float]:
@@ -169,7 +173,8 @@ def settings(options: argparse.Namespace, batches: Sequence[int]) -> dict[str, A
 
 
 def overhead_of(options: argparse.Namespace, model: Model, name: str, batches: Sequence[int]) -> RoundOverhead:
-    """What rounds take beside their forwards: measured once, as is the cost table, while no server runs."""
+    """What rounds take beside their forwards: measured once, as is the cost table, while no server runs; at the
+    table's pace."""
     path = beside(options, name, "overhead.json")
     if path.exists():
         return RoundOverhead(**json.loads(path.read_text(encoding="utf-8")))
@@ -179,21 +184,31 @@ def overhead_of(options: argparse.Namespace, model: Model, name: str, batches: S
     for number in batches:
         costs.even(number, number, 256)
     costs.reading(512)
+    before = pace(model.target)
     found = measure_overhead(model.target)
+    slower = mean((before, pace(model.target)))
+    found = RoundOverhead(**{name: value / slower for name, value in asdict(found).items()})
     write_atomically(path, json.dumps(asdict(found)).encode())
     return found
 
 
-def trace_of(options: argparse.Namespace, model: str, draft: str | None, method: str, batch: int) -> Trace:
-    """What a server wrote, without its warm-up; measured where it has not been. It is kept beside the cells, so that
-    they can be predicted again."""
-    path = beside(options, model, f"{batch}.trace.jsonl" if method == "none" else f"{method}-{batch}.trace.jsonl")
+def trace_of(
+    options: argparse.Namespace, model: Model, name: str, draft: str | None, method: str, batch: int
+) -> tuple[Trace, float]:
+    """What a server wrote, without its warm-up, at the pace at which costs were measured; and how many times as long
+    forwards took around it. Measured where it has not been, and kept beside the cells, so that they can be simulated
+    again."""
+    path = beside(options, name, f"{method}-{batch}.trace.jsonl")
+    around = path.with_suffix(".pace.json")
     if not path.exists():
         written = path.with_suffix(".part")
         written.unlink(missing_ok=True)
-        served(options, model, draft, method, batch, written)
+        before = pace(model.target)
+        served(options, name, draft, method, batch, written)
+        write_atomically(around, json.dumps([before, pace(model.target)]).encode())
         written.rename(path)
-    return measured_part(path, batch)
+    slower = mean(json.loads(around.read_text(encoding="utf-8")))
+    return measured_part(path, batch, slower), slower
 
 
 def cell(
@@ -202,9 +217,10 @@ def cell(
     """Measure and simulate one cell."""
     name, method, batch = wanted
     overhead = overhead_of(options, model, name, batches)
-    calibration = {one: trace_of(options, name, None, "none", one) for one in sorted({min(batches), max(batches)})}
+    ends = sorted({min(batches), max(batches)})
+    calibration = {one: trace_of(options, model, name, None, "none", one)[0] for one in ends}
     fitted = method == "none" and batch in calibration
-    trace = trace_of(options, name, draft, method, batch)
+    trace, slower = trace_of(options, model, name, draft, method, batch)
     requests = [one for one in trace.requests if len(one.rounds)]
     pause = pause_of(calibration, batch)
     settings = Settings(users=batch, pause=pause, requests=len(requests), max_batch=batch, prefix_cache=False)
@@ -223,6 +239,7 @@ def cell(
         "requests": len(requests),
         "fitted": fitted,
         "pause": pause,
+        "pace": slower,
         "machine": report.result["machine"],
         "measured": figures_of(times_of(requests), batch),
         "predicted": figures_of(predicted, batch),
@@ -238,12 +255,14 @@ def pause_of(calibration: Mapping[int, Trace], batch: int) -> float:
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
     """All cells and the errors over them, as Markdown."""
-    lines = ["| model | method | batch | " + " | ".join(f"{one}: measured, predicted" for one in FIGURES) + " |"]
-    lines.append("|---|---|---|" + "---|" * len(FIGURES))
+    lines = ["| model | method | batch | pace | " + " | ".join(f"{one}: measured, predicted" for one in FIGURES) + " |"]
+    lines.append("|---|---|---|---|" + "---|" * len(FIGURES))
     for one in cells:
         name_of = f"{one['method']}{' (fitted)' if one['fitted'] else ''}"
         both = [f"{one['measured'][name]:.1f}, {one['predicted'][name]:.1f}" for name in FIGURES]
-        lines.append(f"| {Path(one['model']).name} | {name_of} | {one['batch']} | {' | '.join(both)} |")
+        lines.append(
+            f"| {Path(one['model']).name} | {name_of} | {one['batch']} | {one['pace']:.2f} | {' | '.join(both)} |"
+        )
     lines += ["", "| figure | median error | within 10 % |", "|---|---|---|"]
     others = [one for one in cells if not one["fitted"]]
     for name in FIGURES if others else ():
