@@ -147,6 +147,8 @@ studies: $(DEV) ## all studies, into out/studies and docs/studies.md
 	@failed=; for name in $(STUDIES); do \
 	  $(BIN)/outpace study $$name --threads $(THREADS) --json $(OUT)/studies/$$name.json \
 	    $$(case $$name in (context|illusion|kvshot|sdsl) echo --keep $(OUT)/studies/$$name;; esac) || failed="$$failed $$name"; done; \
+	$(BIN)/outpace study configspec --threads $(THREADS) --setting device=measured --setting watts=15 \
+	  --json $(OUT)/studies/configspec-measured.json || failed="$$failed configspec-measured"; \
 	if [ -n "$(MODELS)" ]; then \
 	  $(BIN)/outpace study se --model $(CODER) --setting based=draft-model --setting draft_model=$(SMALL_CODER) \
 	    --threads $(THREADS) --json $(OUT)/studies/se-1.5b.json || failed="$$failed se-1.5b"; \

@@ -31,6 +31,7 @@ def section(name: str, found: Mapping[str, Any]) -> str:
     columns = found["columns"]
     where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
     lines = [f"### {name}: {found['title']}", "", f"![{found['plot']['title']}](assets/studies/{name}.svg)"]
+    lines += ["", f"Claims of {found['paper']}:"] if found["claims"] else []
     lines += ["", "| claim | verdict | found |", "|---|---|---|"] if found["claims"] else []
     lines += [f"| {one['says']} | **{one['verdict']}** | {_found(one)} |" for one in found["claims"]]
     lines += ["", *found["notes"], "", '<details markdown="1">', "<summary>All figures</summary>"]

@@ -63,6 +63,7 @@ def test_verdicts_follow_from_the_interval() -> None:
     assert shares == ["confirmed", "confirmed", "undecided", "refuted", "refuted"]
     assert [by_formula("", 1.0, 0.5).verdict, by_formula("", 1.0, 0.5, below=True).verdict] == ["confirmed", "refuted"]
     assert resampled(7).sum(axis=1) == pytest.approx(7)
+    assert resampled(8).var(axis=0) == pytest.approx(8 / 5 * 7 / 8, rel=0.1), "five of eight are drawn"
     within = resampled_within(["a", "b", "a", "b", "b"])
     assert within[:, [0, 2]].sum(axis=1) == pytest.approx(2)
     assert within[:, [1, 3, 4]].sum(axis=1) == pytest.approx(3)
@@ -158,13 +159,26 @@ def answer(*rounds: tuple[TokenTree, tuple[int, ...]]) -> Answer:
     return Answer((1,), (), RequestMetrics(), 0.0, rounds=traced)
 
 
+@pytest.mark.parametrize("count", [5, 8, 14])
+def test_intervals_of_few_prompts_have_the_truth_about_as_often_as_they_say(count: int) -> None:
+    rng = np.random.default_rng(count)
+    held = 0
+    for seed in range(300):
+        figures = rng.normal(size=count)
+        low, high = interval(resampled(count, seed) @ figures / count)
+        assert low is not None and high is not None
+        held += low <= 0.0 <= high
+    assert held / 300 > 0.9
+
+
 def test_draft_tokens_are_judged_where_all_before_them_were_accepted() -> None:
     chain = TokenTree.chain([1, 2, 3])
     assert judged(answer((chain, (0,)), (chain, ())), 3).tolist() == [[1, 1], [1, 0], [0, 0]]
     tree = TokenTree()
     first, _ = tree.add(-1, 1), tree.add(-1, 2)
     tree.add(first, 3)
-    assert judged(answer((tree, (first,))), 2).tolist() == [[1, 1], [1, 0]]
+    assert judged(answer((tree, (first,))), 2).tolist() == [[0, 1], [1, 0]], "of two siblings one was accepted"
+    assert judged(answer((tree, ())), 2).tolist() == [[1, 0], [0, 0]]
 
 
 def test_a_method_that_drafts_nothing_is_refused(cli: Run) -> None:
@@ -402,6 +416,14 @@ def test_breakeven_charges_the_drafts_of_a_trace_by_their_method(tmp_path: Path)
     write_trace(path, header, [TracedRequest("q", "auto", 5, 12, rounds)])
     with pytest.raises(BadInput, match="what drafts of auto take is not known"):
         ran("breakeven", StudyContext("none", [], no_model), **wish)
+
+
+def test_more_users_have_more_devices_where_their_k_v_need_them() -> None:
+    wish: dict[str, Any] = {"models": ["llama-3.1-70b"], "hardware": ["h100"], "users": [1, 1000], "context": 1024}
+    found = ran("breakeven", StudyContext("none", [], no_model), **wish)
+    row = next(one for one in found.rows if one["drafter"] == "lookup")
+    assert row["devices"] == {"1": 2, "1000": 8}
+    assert row["hardware"] == "2 to 8 x h100"
 
 
 def test_models_that_no_number_of_devices_holds_have_no_figure() -> None:

@@ -51,7 +51,7 @@ def speedup_interval(
     middle = speedup(method, reference)
     if found is None or middle is None or not 0.0 < found[0] <= found[1]:
         return found
-    wider = _widening(len(method), level)
+    wider = widening(len(method), level)
     low, high = (middle * (bound / middle) ** wider for bound in found)
     return low, high
 
@@ -64,11 +64,11 @@ def difference_interval(
     ours, theirs = total_rate(method), total_rate(reference)
     if found is None or ours is None or theirs is None:
         return found
-    middle, wider = ours - theirs, _widening(len(method), level)
+    middle, wider = ours - theirs, widening(len(method), level)
     return middle + wider * (found[0] - middle), middle + wider * (found[1] - middle)
 
 
-def _widening(size: int, level: float) -> float:
+def widening(size: int, level: float) -> float:
     """How much wider than that of a bootstrap an interval from ``size`` items has to be, on both sides."""
     from scipy.special import ndtri, stdtrit
 

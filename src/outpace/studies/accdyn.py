@@ -1,8 +1,8 @@
 """``accdyn``: does the task or the depth tell more about acceptance, and where is more than one token a round accepted?
 
-(Mahmoud 2026, arXiv 2604.14682.) A draft token is judged where all before it on its path were accepted. Whether it is
-accepted is explained by its depth alone, or by the task of its prompt alone; the share of the deviance that each
-explains is compared, in resamples of the prompts of each task.
+(Mahmoud 2026, arXiv 2604.14682.) A draft is judged at a depth where all before it was accepted. Whether one of its
+tokens there is accepted is explained by its depth alone, or by the task of its prompt alone; the share of the deviance
+that each explains is compared, in resamples of the prompts of each task.
 """
 
 from __future__ import annotations
@@ -94,29 +94,41 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
         ]
         for row in rows
     }
-    shown = {"task": "task", "prompts": "prompts", "accepted_per_round": "accepted/round", "low": "95 %", "high": "to"}
+    shown = {
+        "task": "task",
+        "prompts": "prompts",
+        "accepted_per_round": "accepted/round",
+        "low": "from (95 %)",
+        "high": "to (95 %)",
+    }
     shown |= {f"depth_{depth}": f"depth {depth}" for depth in range(1, settings.depth + 1)}
     return Findings(
         rows,
         shown,
         claims,
-        Plot("Acceptance of draft tokens", "depth", "accepted, where judged", {k: v for k, v in series.items() if v}),
+        Plot(
+            "Acceptance of draft tokens",
+            "depth",
+            "accepted, where all before was",
+            {k: v for k, v in series.items() if v},
+        ),
         [
             f"Deviance explained by depth {100 * float(by_depth[0]):.1f} %, by task {100 * float(by_task[0]):.1f} %, "
-            f"of {int(counts.sum())} judged draft tokens of {settings.method}."
+            f"of {int(counts.sum())} judgements of drafts of {settings.method}. A depth counts only rounds whose draft "
+            "reached it, and drafts are long where they are likely to be accepted."
         ],
     )
 
 
 def judged(answer: Answer, deepest: int) -> Counts:
-    """(deepest, 2): draft tokens that were judged at each depth, those rejected and those accepted."""
+    """(deepest, 2): rounds whose draft was judged at each depth, all before it being accepted: those in which none of
+    its tokens there was accepted, and those in which one was. A tree's siblings count once, so that a wide tree is no
+    worse than a chain."""
     found = np.zeros((deepest, 2))
     for each in answer.rounds:
-        path = set(each.path)
-        for node, parent in enumerate(each.tree.parents):
-            depth = each.tree.depths[node]
-            if depth <= deepest and (parent == ROOT or parent in path):
-                found[depth - 1, int(node in path)] += 1
+        for depth, node in enumerate((ROOT, *each.path)[:deepest]):
+            if each.tree.children(node):
+                found[depth, int(depth < len(each.path))] += 1
     return found
 
 

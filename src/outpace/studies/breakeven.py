@@ -40,7 +40,7 @@ LOOKUP, HEAD, DRAFT_MODEL = "lookup", "head", "draft model"
 _FAMILIES = {"eagle": HEAD, "draft-model": DRAFT_MODEL, "gated": DRAFT_MODEL}
 """Of methods that draft with one network, a forward of it for each draft token."""
 _SHARES = (1, 2, 4, 8, 16, 32)
-"""Devices that share each layer: the fewest that hold the weights and the K/V of all users, or the most."""
+"""Devices that share each layer: the fewest that hold the weights and the K/V of the users."""
 
 
 class BreakevenSettings(StrictModel):
@@ -82,29 +82,31 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
     if min(settings.users) < 1:
         raise BadInput("users must be at least 1")
     drafters, origin = _drafters(settings)
+    users = sorted(set(settings.users))
     rows: list[dict[str, Any]] = []
     for name in settings.hardware:
         hardware = find_hardware(name)
         for shape in map(find_shape, settings.models):
             for drafter, each in drafters.items():
-                placed = _placed(shape, hardware, each.kind, settings)
+                places = {one: _placed(shape, hardware, each.kind, settings, one) for one in users}
                 gains = {
-                    users: None if placed is None else _best(placed, each, users, settings)
-                    for users in sorted(set(settings.users))
+                    one: None if placed is None else _best(placed, each, one, settings)
+                    for one, placed in places.items()
                 }
-                paying = [users for users, gain in gains.items() if gain is not None and gain[0] > 1.0]
+                paying = [one for one, gain in gains.items() if gain is not None and gain[0] > 1.0]
+                devices = {one: placed.parallel.tensor for one, placed in places.items() if placed is not None}
                 rows.append(
                     {
                         "model": shape.name,
-                        "hardware": f"{placed.parallel.tensor if placed else '?'} x {hardware.name}",
+                        "hardware": _told(list(devices.values()), hardware),
                         "drafter": drafter,
-                        "pays_up_to": max(paying, default=0) if placed else None,
-                        **{f"users_{users}": gain[0] if gain else None for users, gain in gains.items()},
-                        "lengths": {str(users): gain[1] if gain else None for users, gain in gains.items()},
+                        "pays_up_to": max(paying, default=0) if devices else None,
+                        "devices": {str(one): count for one, count in devices.items()},
+                        **{f"users_{one}": gain[0] if gain else None for one, gain in gains.items()},
+                        "lengths": {str(one): gain[1] if gain else None for one, gain in gains.items()},
                     }
                 )
-    users = sorted(set(settings.users))
-    columns = {"model": "model", "hardware": "devices", "drafter": "drafter", "pays_up_to": "pays up to"}
+    columns = {"model": "model", "hardware": "devices", "drafter": "drafter", "pays_up_to": "most users with a gain"}
     columns |= {f"users_{one}": str(one) for one in users}
     plot = HeatMap(
         "Predicted speed-up of the best draft length",
@@ -115,7 +117,8 @@ def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
     )
     notes = [
         f"Predictions, none of them measured: rooflines, weights of {settings.bits} bits, {settings.context} tokens of "
-        f"context. Acceptance: {origin}."
+        f"context. Acceptance: {origin}. Devices are the fewest, of {_SHARES[-1]} at most, that hold the weights and "
+        "the K/V of so many users; empty: they do not. Queues and prompts are not in it (`outpace simulate`)."
     ]
     return Findings(rows, columns, [], plot, notes)
 
@@ -156,10 +159,20 @@ def _kind(method: str) -> str | None:
         return None
 
 
-def _placed(shape: ModelShape, hardware: Hardware, kind: str, settings: BreakevenSettings) -> Roofline | None:
-    """The model on the fewest devices that hold it, and its draft model, with the K/V of all users; None where 32 do
-    not."""
-    tokens = max(settings.users) * settings.context
+def _told(devices: list[int], hardware: Hardware) -> str:
+    """How many devices, of few users and of many."""
+    if not devices:
+        return f"more than {_SHARES[-1]} x {hardware.name}"
+    few, many = min(devices), max(devices)
+    return f"{few} x {hardware.name}" if few == many else f"{few} to {many} x {hardware.name}"
+
+
+def _placed(
+    shape: ModelShape, hardware: Hardware, kind: str, settings: BreakevenSettings, users: int
+) -> Roofline | None:
+    """The model on the fewest devices that hold it, and its draft model, with the K/V of so many users; None where 32
+    do not."""
+    tokens = users * settings.context
     beside = 0.0
     if kind == DRAFT_MODEL:
         draft = find_shape(settings.draft_shape)

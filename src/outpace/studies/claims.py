@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.bench.statistics import widening
+
 Verdict = Literal["confirmed", "refuted", "undecided"]
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -107,12 +109,15 @@ def resampled_groups(groups: Seq[int], seed: int = 0) -> NDArray[np.float64]:
 
 
 def resampled(count: int, seed: int = 0) -> NDArray[np.float64]:
-    """(RESAMPLES, count): how often each of ``count`` prompts is in each bootstrap resample.
+    """(RESAMPLES, count): how much each of ``count`` prompts counts in each bootstrap resample; in the mean 1.
 
-    (1, 1) of a single prompt, which can be drawn in one way: resamples of it would be equal, and look certain.
+    As many prompts are drawn as make intervals as wide as Student's t has them, fewer than there are: drawing all is
+    too certain of few prompts (Hesterberg 2015). (1, 1) of a single prompt, which can be drawn in one way: resamples of
+    it would be equal, and look certain.
     """
     if count == 1:
         return np.ones((1, 1))
-    generator = np.random.default_rng(seed)
-    drawn: NDArray[np.float64] = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(float)
-    return drawn
+    drawn = max(1, round(count / widening(count, LEVEL) ** 2))
+    times = np.random.default_rng(seed).multinomial(drawn, np.full(count, 1 / count), size=RESAMPLES)
+    found: NDArray[np.float64] = times * (count / drawn)
+    return found

@@ -147,8 +147,19 @@ def contexts(context: StudyContext, settings: ContextSettings) -> Findings:
         ]
         for name in named
     }
-    columns = {"context": "context", "method": "method", "tokens": "tokens/round", "low": "95 %", "high": "to"}
-    columns |= {"speedup": "speed-up", "speedup_low": "95 %", "speedup_high": "to", "draft": "draft share"}
+    columns = {
+        "context": "context",
+        "method": "method",
+        "tokens": "tokens/round",
+        "low": "from (95 %)",
+        "high": "to (95 %)",
+    }
+    columns |= {
+        "speedup": "speed-up",
+        "speedup_low": "from (95 %)",
+        "speedup_high": "to (95 %)",
+        "draft": "draft share",
+    }
     columns |= {"step_ms": "forward (ms)", "verify": f"with {settings.draft_tokens} draft tokens"}
     columns |= {"prefill": "prefill (tok/s)"}
     notes = [

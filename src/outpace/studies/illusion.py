@@ -76,6 +76,7 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
             shares.append(_share(weights, answers, "score"))
             best = gain if best is None else np.maximum(best, gain)
             low, high = interval(gain)
+            ends = interval(_oracle_length(weights, model, answers, batch))
             rows.append(
                 {
                     "method": name,
@@ -83,7 +84,9 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
                     "speedup": measured,
                     "low": low,
                     "high": high,
-                    "oracle_length": _oracle_length(model, answers, batch),
+                    "oracle_length": float(_oracle_length(once, model, answers, batch)[0]),
+                    "oracle_length_low": ends[0],
+                    "oracle_length_high": ends[1],
                     "oracle_drafter": bound,
                     **split,
                 }
@@ -101,8 +104,9 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
     series["oracle drafter"] = [
         PlotPoint(row["batch"], row["oracle_drafter"]) for row in rows[:: len(settings.methods)]
     ]
-    columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": "95 %", "high": "to"}
-    columns |= {"oracle_length": "oracle length", "oracle_drafter": "oracle drafter"}
+    columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": "from (95 %)", "high": "to (95 %)"}
+    columns |= {"oracle_length": "oracle length", "oracle_length_low": "from (95 %)", "oracle_length_high": "to (95 %)"}
+    columns |= {"oracle_drafter": "oracle drafter"}
     columns |= {phase: phase for phase in PHASES}
     return Findings(
         rows,
@@ -110,7 +114,8 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
         claims,
         Plot("Speed-up and its bound, by batch", "batch", "times autoregressive decoding", series, logarithmic=True),
         [
-            "The bounds are predicted from measured costs of forwards; speed-ups and shares of the time are measured. "
+            "The bounds are predicted from measured costs of forwards; speed-ups and shares of the time are measured: "
+            "of drafting, the target's forward (score), choosing tokens (accept) and all else (other). "
             "Intervals are over turns: prompts that were answered together."
         ],
     )
@@ -172,18 +177,20 @@ def _oracle_drafter(model: Model, batch: int, context: int, longest: int) -> flo
     return max(speedups([1.0] * longest, steps))
 
 
-def _oracle_length(model: Model, answers: list[Answer], batch: int) -> float:
-    """The speed-up of the method's own drafts where none is longer than what is accepted of it; drafting takes as much
-    less as drafts are shorter."""
+def _oracle_length(weights: Figures, model: Model, answers: list[Answer], batch: int) -> Figures:
+    """(R,): the speed-up of the method's own drafts where none is longer than what is accepted of it; drafting takes as
+    much less as drafts are shorter."""
     predictor, context = Predictor(model.target.costs), _mean_context(answers)
     step = model.target.costs.round_seconds(batch, context, batch=batch)
-    tokens = steps = 0.0
-    for answer in answers:
+    tokens, steps = np.zeros(len(answers)), np.zeros(len(answers))
+    for at, answer in enumerate(answers):
         for each in answer.counts[1:]:  # no speed-up counts the first, whose draft reads the prompt
             kept = each.accepted / each.drafted if each.drafted else 0.0
-            tokens += each.committed
-            steps += _steps(predictor, batch * each.accepted, batch, context) + kept * each.draft_seconds / step
-    return tokens / steps if steps else 1.0
+            tokens[at] += each.committed
+            steps[at] += _steps(predictor, batch * each.accepted, batch, context) + kept * each.draft_seconds / step
+    whole_steps = weights @ steps
+    found: Figures = np.divide(weights @ tokens, whole_steps, out=np.ones(len(weights)), where=whole_steps > 0)
+    return found
 
 
 def _steps(predictor: Predictor, more: int, batch: int, context: int) -> float:

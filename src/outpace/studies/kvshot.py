@@ -96,6 +96,11 @@ class Chains:
         found: Figures = 1.0 + ((weights @ self.alive) / np.maximum(weights @ self.rows, 1.0)).sum(axis=1)
         return found
 
+    def norms(self) -> Figures:
+        """(steps,): the mean norm after each step."""
+        found: Figures = self.sizes.sum(axis=0) / np.maximum(self.rows.sum(axis=0), 1.0)
+        return found
+
     def growth(self, weights: Figures) -> Figures:
         """(R,): the mean norm after the last step over that after the first."""
         means = (weights @ self.sizes) / np.maximum(weights @ self.rows, 1.0)
@@ -132,6 +137,7 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
                 "chains": int(one.rows[:, 0].sum()),
                 **{f"position_{at + 1}": float(rate) for at, rate in enumerate(found)},
                 "tokens": float(one.tokens(once)[0]),
+                **{f"norm_{at + 1}": float(size) for at, size in enumerate(one.norms())},
                 "growth": float(one.growth(once)[0]),
                 "growth_low": grown[0],
                 "growth_high": grown[1],
@@ -140,7 +146,9 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
         series[name] = [PlotPoint(at + 1, float(found[at]), *edges[at]) for at in range(settings.steps)]
     columns = {"fed": "fed with", "chains": "chains"}
     columns |= {f"position_{at}": f"position {at}" for at in range(1, settings.steps + 1)}
-    columns |= {"tokens": "tokens/round", "growth": "growth of states", "growth_low": "95 %", "growth_high": "to"}
+    columns |= {"tokens": "tokens/round"}
+    columns |= {f"norm_{at}": f"norm {at}" for at in range(1, settings.steps + 1)}
+    columns |= {"growth": "growth of states", "growth_low": "from (95 %)", "growth_high": "to (95 %)"}
     layer = drafters[STATES].keys_values.layer
     return Findings(
         rows,
@@ -149,7 +157,8 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
         Plot("Accepted draft tokens by position", "position in the chain", "accepted, all before it right", series),
         [
             f"Trained on {tokens} tokens of answers, far fewer than heads in use; K/V of layer {layer}. "
-            f"Growth of states: their norm after step {settings.steps} over that after the first, the text being read."
+            f"Norm 1 to {settings.steps}: of the state that the next step begins with, the mean; growth of states: the "
+            "last over the first, the text being read."
         ],
     )
 

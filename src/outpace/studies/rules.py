@@ -139,7 +139,7 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
                 claims.append(above(says, gain, means[better] / means[base], 1.0))
     return Findings(
         rows,
-        {"drafts": "drafts", "rule": "rule", "tokens": "tokens/round", "low": "95 %", "high": "to"},
+        {"drafts": "drafts", "rule": "rule", "tokens": "tokens/round", "low": "from (95 %)", "high": "to (95 %)"},
         claims,
         Plot("Tokens that a rule commits in a round", "rule", "tokens a round", series, labels=labels),
         [f"Each rule judged every tree {settings.times} times; rounds without a draft do not count."],

@@ -144,9 +144,14 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         {**_row(one, found[one.name], here, length, decoded, weights), "chosen": one is best} for one in (*first, best)
     ]
     columns = {"size": "size", "weights": "weights", "chosen": "predicted best", "perplexity": "perplexity"}
-    columns |= {"predicted": "acceptance, by law", "acceptance": "acceptance", "low": "95 %", "high": "to"}
+    columns |= {
+        "predicted": "acceptance, by law",
+        "acceptance": "acceptance",
+        "low": "from (95 %)",
+        "high": "to (95 %)",
+    }
     columns |= {"draft_ms": "forward (ms)", "promised": "speed-up, by law", "speedup": "speed-up"}
-    columns |= {"speedup_low": "95 %", "speedup_high": "to"}
+    columns |= {"speedup_low": "from (95 %)", "speedup_high": "to (95 %)"}
     every = sorted((*first, *candidates), key=lambda one: one.weights)
     series = {
         "law": [PlotPoint(one.weights / 1e6, float(here.law.acceptance(one.weights)[0])) for one in every],

@@ -84,7 +84,13 @@ def se(context: StudyContext, settings: SeSettings) -> Findings:
                 }
             )
     columns = {"task": "task", "method": "method", "kind": "kind", "prompts": "prompts", "tokens": "tokens/round"}
-    columns |= {"low": "95 %", "high": "to", "speedup": "speed-up", "speedup_low": "95 %", "speedup_high": "to"}
+    columns |= {
+        "low": "from (95 %)",
+        "high": "to (95 %)",
+        "speedup": "speed-up",
+        "speedup_low": "from (95 %)",
+        "speedup_high": "to (95 %)",
+    }
     columns |= {"repeats": "repeated runs"}
     series = {
         f"{name} ({kind})": [
