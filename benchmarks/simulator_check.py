@@ -254,7 +254,9 @@ def pause_of(calibration: Mapping[int, Trace], batch: int) -> float:
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """All cells and the errors over them, as Markdown."""
+    """All cells and the errors over them, as Markdown; a model's by batch."""
+    models = list(dict.fromkeys(one["model"] for one in cells))
+    cells = sorted(cells, key=lambda one: (models.index(one["model"]), one["batch"]))
     lines = ["| model | method | batch | pace | " + " | ".join(f"{one}: measured, predicted" for one in FIGURES) + " |"]
     lines.append("|---|---|---|---|" + "---|" * len(FIGURES))
     for one in cells:
