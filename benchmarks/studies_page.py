@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.files import write_atomically
+from outpace.studies.study_report import Figure, figures_of
 
 MARK, END = "<!-- results -->", "<!-- end of results -->"
 VERDICTS = ("confirmed", "refuted", "undecided")
@@ -28,19 +29,23 @@ ASSETS = PAGE.parent / "assets" / "studies"
 def section(name: str, found: Mapping[str, Any]) -> str:
     """One study: its plot, the claims, the table, and what it was run with."""
     machine, model, settings = found["machine"], found["model"], found["settings"]
-    columns = found["columns"]
+    columns = figures_of(found["columns"])
     where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
     lines = [f"### {name}: {found['title']}", "", f"![{found['plot']['title']}](assets/studies/{name}.svg)"]
     lines += ["", f"Claims of {found['paper']}:"] if found["claims"] else []
     lines += ["", "| claim | verdict | found |", "|---|---|---|"] if found["claims"] else []
     lines += [f"| {one['says']} | **{one['verdict']}** | {_found(one)} |" for one in found["claims"]]
     lines += ["", *found["notes"], "", '<details markdown="1">', "<summary>All figures</summary>"]
-    lines += ["", "| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_shown(row.get(name)) for name in columns) + " |" for row in found["rows"]]
+    lines += ["", "| " + " | ".join(one.title for one in columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row, one) for one in columns) + " |" for row in found["rows"]]
     lines += ["", "</details>", ""]
     run = f"{where}{machine['cpu']}, {found['seconds']:.0f} s, version {found['version']}"
     lines.append(f"`{settings['command']}` ({run})")
     return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any], one: Figure) -> str:
+    return f"{_shown(row.get(one.name))} {one.interval(row)}".rstrip()
 
 
 def _found(one: Mapping[str, Any]) -> str:

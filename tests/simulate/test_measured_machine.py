@@ -155,8 +155,11 @@ def test_overheads_are_measured_on_real_rounds() -> None:
 
 
 def test_drafts_of_different_recorded_rounds_take_their_mean_time() -> None:
-    rounds = [SimulatedRound(2, 1, 0.004), SimulatedRound(0, 1, 0.0)]
-    assert RecordedDrafts().seconds("pld", rounds, 10) == pytest.approx(0.002)
+    rounds = [SimulatedRound(2, 1, 0.004), SimulatedRound(3, 1, 0.002)]
+    assert RecordedDrafts().seconds("pld", rounds, 10) == pytest.approx(0.003)
+    only_one = [SimulatedRound(2, 1, 0.004), SimulatedRound(0, 1, 0.0), SimulatedRound(0, 1, 0.001)]
+    assert RecordedDrafts().seconds("draft-model", only_one, 10) == pytest.approx(0.004)
+    assert RecordedDrafts().seconds("draft-model", only_one[1:], 10) == pytest.approx(0.0005)
 
 
 def test_sizes_of_a_batch_that_are_rare_stand_together() -> None:

@@ -48,7 +48,8 @@ def _drawn(table: Table) -> RichTable:
             longest = max((len(row[place].text) for row in table.rows), default=0)
             drawn.add_column(Text(one.title), overflow="fold", min_width=min(longest, _NAME))
         else:
-            drawn.add_column(Text(one.title), justify="right", no_wrap=True)
+            longest = max((len(_text(row[place])) for row in table.rows), default=0)
+            drawn.add_column(Text(one.title), justify="right", no_wrap=True, min_width=max(longest, len(one.title)))
     for row in table.rows:
         drawn.add_row(*map(_text, row))
     return drawn

@@ -48,12 +48,13 @@ class FreeDrafts(DraftTimes):
 class RecordedDrafts(DraftTimes):
     """As long as in the trace, which was recorded on this machine. A trace notes for each request what its drafter took
     for all its requests of the round; those that are simulated together come from different rounds, whose mean
-    counts."""
+    counts. Where only some of them draft, the others' rounds say nothing of it."""
 
     described = "drafting takes as long as in the trace"
 
     def seconds(self, method: str, rounds: Seq[SimulatedRound], context: int) -> float:
-        return sum(one.draft_seconds or 0.0 for one in rounds) / max(1, len(rounds))
+        telling = [one for one in rounds if one.drafted] or rounds
+        return sum(one.draft_seconds or 0.0 for one in telling) / max(1, len(telling))
 
 
 class ModelDrafts(DraftTimes):

@@ -17,7 +17,7 @@ from outpace.bench.records import Answer
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
-from outpace.studies.claims import above, holds, interval, resampled_within, single, undecided
+from outpace.studies.claims import FROM, TO, above, holds, interval, resampled_within, single, undecided
 from outpace.studies.decoded import decode
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -94,13 +94,7 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
         ]
         for row in rows
     }
-    shown = {
-        "task": "task",
-        "prompts": "prompts",
-        "accepted_per_round": "accepted/round",
-        "low": "from (95 %)",
-        "high": "to (95 %)",
-    }
+    shown = {"task": "task", "prompts": "prompts", "accepted_per_round": "accepted/round", "low": FROM, "high": TO}
     shown |= {f"depth_{depth}": f"depth {depth}" for depth in range(1, settings.depth + 1)}
     return Findings(
         rows,

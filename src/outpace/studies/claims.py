@@ -14,6 +14,8 @@ from outpace.bench.statistics import widening
 Verdict = Literal["confirmed", "refuted", "undecided"]
 LEVEL = 0.95
 RESAMPLES = 2000
+FROM, TO = "from (95 %)", "to (95 %)"
+"""Titles of the columns behind a figure that have the ends of its interval."""
 
 
 @dataclass(frozen=True, slots=True)

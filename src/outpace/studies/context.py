@@ -32,7 +32,7 @@ from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
-from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.claims import FROM, TO, Claim, above, interval, resampled
 from outpace.studies.decoded import Figures, packed_answers, speedup, tokens_per_round, unpacked_answers, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -147,19 +147,8 @@ def contexts(context: StudyContext, settings: ContextSettings) -> Findings:
         ]
         for name in named
     }
-    columns = {
-        "context": "context",
-        "method": "method",
-        "tokens": "tokens/round",
-        "low": "from (95 %)",
-        "high": "to (95 %)",
-    }
-    columns |= {
-        "speedup": "speed-up",
-        "speedup_low": "from (95 %)",
-        "speedup_high": "to (95 %)",
-        "draft": "draft share",
-    }
+    columns = {"context": "context", "method": "method", "tokens": "tokens/round", "low": FROM, "high": TO}
+    columns |= {"speedup": "speed-up", "speedup_low": FROM, "speedup_high": TO, "draft": "draft share"}
     columns |= {"step_ms": "forward (ms)", "verify": f"with {settings.draft_tokens} draft tokens"}
     columns |= {"prefill": "prefill (tok/s)"}
     notes = [

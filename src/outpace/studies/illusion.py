@@ -19,7 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES
 from outpace.core.validation import StrictModel
 from outpace.model import Model
-from outpace.studies.claims import Claim, above, interval, resampled_groups
+from outpace.studies.claims import FROM, TO, Claim, above, interval, resampled_groups
 from outpace.studies.decoded import Figures, contexts_of, decode, parts_of, speedup, turn_of, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -104,8 +104,8 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
     series["oracle drafter"] = [
         PlotPoint(row["batch"], row["oracle_drafter"]) for row in rows[:: len(settings.methods)]
     ]
-    columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": "from (95 %)", "high": "to (95 %)"}
-    columns |= {"oracle_length": "oracle length", "oracle_length_low": "from (95 %)", "oracle_length_high": "to (95 %)"}
+    columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": FROM, "high": TO}
+    columns |= {"oracle_length": "oracle length", "oracle_length_low": FROM, "oracle_length_high": TO}
     columns |= {"oracle_drafter": "oracle drafter"}
     columns |= {phase: phase for phase in PHASES}
     return Findings(

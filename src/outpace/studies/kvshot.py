@@ -33,7 +33,7 @@ from outpace.heads.kinds import find_kind, plan
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
-from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.claims import FROM, TO, Claim, above, interval, resampled
 from outpace.studies.decoded import Figures, contexts_of, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -148,7 +148,7 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
     columns |= {f"position_{at}": f"position {at}" for at in range(1, settings.steps + 1)}
     columns |= {"tokens": "tokens/round"}
     columns |= {f"norm_{at}": f"norm {at}" for at in range(1, settings.steps + 1)}
-    columns |= {"growth": "growth of states", "growth_low": "from (95 %)", "growth_high": "to (95 %)"}
+    columns |= {"growth": "growth of states", "growth_low": FROM, "growth_high": TO}
     layer = drafters[STATES].keys_values.layer
     return Findings(
         rows,

@@ -24,7 +24,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.validation import StrictModel
 from outpace.engine.method import Method
-from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.claims import FROM, TO, Claim, above, interval, resampled
 from outpace.studies.decoded import decode
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -139,7 +139,7 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
                 claims.append(above(says, gain, means[better] / means[base], 1.0))
     return Findings(
         rows,
-        {"drafts": "drafts", "rule": "rule", "tokens": "tokens/round", "low": "from (95 %)", "high": "to (95 %)"},
+        {"drafts": "drafts", "rule": "rule", "tokens": "tokens/round", "low": FROM, "high": TO},
         claims,
         Plot("Tokens that a rule commits in a round", "rule", "tokens a round", series, labels=labels),
         [f"Each rule judged every tree {settings.times} times; rounds without a draft do not count."],

@@ -29,7 +29,7 @@ from outpace.heads.head_config import SIZES
 from outpace.model import Model
 from outpace.prompts.questions import stratified
 from outpace.studies.acceptance_law import AcceptanceLaw, fitted
-from outpace.studies.claims import Claim, above, holds, interval, resampled
+from outpace.studies.claims import FROM, TO, Claim, above, holds, interval, resampled
 from outpace.studies.decoded import Decoded, Figures, contexts_of, decode, parts_of, speedup, whole
 from outpace.studies.draft_sizes import (
     CONTEXT,
@@ -144,14 +144,9 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         {**_row(one, found[one.name], here, length, decoded, weights), "chosen": one is best} for one in (*first, best)
     ]
     columns = {"size": "size", "weights": "weights", "chosen": "predicted best", "perplexity": "perplexity"}
-    columns |= {
-        "predicted": "acceptance, by law",
-        "acceptance": "acceptance",
-        "low": "from (95 %)",
-        "high": "to (95 %)",
-    }
+    columns |= {"predicted": "acceptance, by law", "acceptance": "acceptance", "low": FROM, "high": TO}
     columns |= {"draft_ms": "forward (ms)", "promised": "speed-up, by law", "speedup": "speed-up"}
-    columns |= {"speedup_low": "from (95 %)", "speedup_high": "to (95 %)"}
+    columns |= {"speedup_low": FROM, "speedup_high": TO}
     every = sorted((*first, *candidates), key=lambda one: one.weights)
     series = {
         "law": [PlotPoint(one.weights / 1e6, float(here.law.acceptance(one.weights)[0])) for one in every],

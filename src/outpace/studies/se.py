@@ -19,7 +19,7 @@ from outpace.bench.records import Answer
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.prompts.prompt import Prompt
-from outpace.studies.claims import Claim, above, interval, resampled_within, single
+from outpace.studies.claims import FROM, TO, Claim, above, interval, resampled_within, single
 from outpace.studies.decoded import Figures, decode, speedup, tokens_per_round, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -84,13 +84,7 @@ def se(context: StudyContext, settings: SeSettings) -> Findings:
                 }
             )
     columns = {"task": "task", "method": "method", "kind": "kind", "prompts": "prompts", "tokens": "tokens/round"}
-    columns |= {
-        "low": "from (95 %)",
-        "high": "to (95 %)",
-        "speedup": "speed-up",
-        "speedup_low": "from (95 %)",
-        "speedup_high": "to (95 %)",
-    }
+    columns |= {"low": FROM, "high": TO, "speedup": "speed-up", "speedup_low": FROM, "speedup_high": TO}
     columns |= {"repeats": "repeated runs"}
     series = {
         f"{name} ({kind})": [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outpace.bench.figure_text import UNDEFINED, number
 from outpace.bench.report import Cell, Heading, Report, Table, Tone
 from outpace.bench.results import Results, plain_figures
 from outpace.core.files import write_atomically
+from outpace.studies.claims import FROM, TO
 
 _TONES: Mapping[str, Tone] = {"confirmed": "good", "refuted": "bad", "undecided": "dim"}
 
@@ -35,8 +36,8 @@ class StudyReport(Results):
         write_atomically(path, self.result["svg"].encode())
 
     def report(self) -> Report:
-        result, columns = self.result, self.result["columns"]
-        headings = [Heading(title=title, left=at == 0) for at, title in enumerate(columns.values())]
+        result, columns = self.result, figures_of(self.result["columns"])
+        headings = [Heading(title=one.title, left=at == 0) for at, one in enumerate(columns)]
         claims = [
             Heading(title="claim", left=True),
             Heading(title="found", left=True),
@@ -51,7 +52,7 @@ class StudyReport(Results):
             notes=result["notes"],
             tables=[
                 *([Table("Claims", claims, [_claim(one) for one in result["claims"]])] if result["claims"] else []),
-                Table("Found", headings, [[_cell(row, name) for name in columns] for row in self.rows]),
+                Table("Found", headings, [[_cell(row, one) for one in columns] for row in self.rows]),
             ],
             about={"Machine": result["machine"], "Model": result["model"]},
             settings=result["settings"],
@@ -64,9 +65,34 @@ def _claim(one: Mapping[str, Any]) -> list[Cell]:
     return [Cell(one["says"]), Cell(found), Cell(one["verdict"], _TONES[one["verdict"]])]
 
 
-def _cell(row: Mapping[str, Any], name: str) -> Cell:
+class Figure(NamedTuple):
+    """A column that is shown: the figure ``name``, and the ``ends`` of its interval, where it has one."""
+
+    title: str
+    name: str
+    ends: tuple[str, ...] = ()
+
+    def interval(self, row: Mapping[str, Any]) -> str:
+        """Of a row, as text; "" where there is none."""
+        found = [row.get(one) for one in self.ends]
+        return f"{_shown(found[0])}–{_shown(found[1])}" if found and None not in found else ""
+
+
+def figures_of(columns: Mapping[str, str]) -> list[Figure]:
+    """The columns of a study, an interval beside its figure."""
+    found: list[Figure] = []
+    for name, title in columns.items():
+        if title in (FROM, TO):
+            found[-1] = found[-1]._replace(ends=(*found[-1].ends, name))
+        else:
+            found.append(Figure(title, name))
+    return found
+
+
+def _cell(row: Mapping[str, Any], one: Figure) -> Cell:
     """A figure that a row has and that is undefined is told from one that it lacks."""
-    return Cell(UNDEFINED if name in row and row[name] is None else _shown(row.get(name)))
+    missing = one.name in row and row[one.name] is None
+    return Cell(UNDEFINED if missing else _shown(row.get(one.name)), detail=one.interval(row))
 
 
 def _shown(value: Any) -> str:
