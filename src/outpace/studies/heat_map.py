@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-_CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP = 56, 22, 230, 64
+_CELL_WIDTH, _CELL_HEIGHT, _TOP = 56, 22, 64
+_LETTER = 6.6
+"""Width of a letter, about."""
 _FULL = 2.0
 """The figure at which a cell has its full colour; half of 1 is that of its inverse."""
 
@@ -34,17 +36,18 @@ class HeatMap:
 
     def svg(self) -> str:
         """The map. Text in it is escaped."""
-        width = _LEFT + _CELL_WIDTH * len(self.columns) + 12
+        left = 24 + round(_LETTER * max(map(len, self.rows), default=0))
+        width = left + _CELL_WIDTH * len(self.columns) + 12
         height = _TOP + _CELL_HEIGHT * len(self.rows) + 12
         parts = [_text(12, 22, self.title, size=15, anchor="start")]
-        parts.append(_text(_LEFT, 42, self.x_axis, anchor="start"))
+        parts.append(_text(left, 42, self.x_axis, anchor="start"))
         for at, name in enumerate(self.columns):
-            parts.append(_text(_LEFT + _CELL_WIDTH * (at + 0.5), 58, name))
+            parts.append(_text(left + _CELL_WIDTH * (at + 0.5), 58, name))
         for down, (name, row) in enumerate(zip(self.rows, self.cells, strict=True)):
             y = _TOP + _CELL_HEIGHT * down
-            parts.append(_text(_LEFT - 8, y + 15, name, anchor="end"))
+            parts.append(_text(left - 8, y + 15, name, anchor="end"))
             for across, value in enumerate(row):
-                x = _LEFT + _CELL_WIDTH * across
+                x = left + _CELL_WIDTH * across
                 size = f'width="{_CELL_WIDTH - 1}" height="{_CELL_HEIGHT - 1}"'
                 parts.append(f'<rect x="{x}" y="{y}" {size} fill="{_colour(value)}"/>')
                 parts.append(_text(x + _CELL_WIDTH / 2, y + 15, "–" if value is None else f"{value:.2f}"))
