@@ -121,5 +121,5 @@ def resampled(count: int, seed: int = 0) -> NDArray[np.float64]:
         return np.ones((1, 1))
     drawn = max(1, round(count / widening(count, LEVEL) ** 2))
     times = np.random.default_rng(seed).multinomial(drawn, np.full(count, 1 / count), size=RESAMPLES)
-    found: NDArray[np.float64] = times * (count / drawn)
+    found: NDArray[np.float64] = (times * (count / drawn)).astype(np.float64)
     return found
