@@ -1,4 +1,4 @@
-"""How fast the machine is at this moment, beside when its costs were measured: other users change it by a fifth."""
+"""How fast the machine is at this moment, beside when its costs were measured: other users slow it by up to a third."""
 
 from __future__ import annotations
 

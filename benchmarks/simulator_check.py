@@ -313,6 +313,9 @@ def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> int:
     if options.requests < 1 or options.tokens < 2:
         raise BadInput("--requests must be at least 1, and --tokens at least 2")
     check_settings(options.out, settings(options, batches), drafts, done)
+    if options.again:  # their traces are kept
+        options.out.unlink(missing_ok=True)
+        done.clear()
 
     def methods(name: str) -> list[str]:
         learned = "eagle3" if drafts[name] is None else "draft-model"
@@ -361,8 +364,6 @@ def _others(path: Path, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 def main() -> int:
     options = read_options()
     try:
-        if options.again:
-            options.out.unlink(missing_ok=True)
         done = read_cells(options.out)
         failed = 0 if options.table else measure(options, done)
         for path in options.beside:

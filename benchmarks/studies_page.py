@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.files import write_atomically
-from outpace.studies.study_report import Figure, figures_of
+from outpace.studies.study_report import Figure, figures_of, shown
 
 MARK, END = "<!-- results -->", "<!-- end of results -->"
 VERDICTS = ("confirmed", "refuted", "undecided")
@@ -45,7 +45,7 @@ def section(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, Any], one: Figure) -> str:
-    return f"{_shown(row.get(one.name))} {one.interval(row)}".rstrip()
+    return f"{shown(row.get(one.name))} {one.interval(row)}".rstrip()
 
 
 def _found(one: Mapping[str, Any]) -> str:
@@ -73,12 +73,6 @@ def overview(found: Iterable[str]) -> str:
 def _anchor(heading: str) -> str:
     """As mkdocs makes it."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def sections(body: str) -> dict[str, str]:

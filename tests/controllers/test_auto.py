@@ -602,11 +602,28 @@ def test_a_batch_that_never_asks_decides_ever_less_and_says_when_it_will(monkeyp
     assert waits[0] == 1 and waits[-1] > 20 and waits == sorted(waits)
     assert [part.idle[at] for at in decided[:-1]] == [wait - 1 for wait in waits]
     shared = drafter.times.shared(False)
-    assert part.idle[-1] == shared.rests_for(shared.rests[4])
+    assert part.idle[-1] == shared.rests[4].left
     shared.clock = Still(0.01)
     drafter.times._steps.clear()
     batch(400)
     assert part.asked > 20, "where it gains it is asked, after the rest that was under way"
+
+
+def test_a_greedy_request_beside_sampled_ones_rests_by_the_rounds_of_their_batch() -> None:
+    """Greedy and sampled requests count rounds apart; a batch of both has one rest."""
+    target = wandering()
+    part = Watched(target)
+    method = of(target, part, draft=0.1)
+    drafter = method.drafter
+    assert isinstance(drafter, Auto)
+    drafter.times.shared(False).rounds = 500
+    rest = drafter.times.shared(True).rest_of(2)
+    rest.until = 30
+    decoder = Decoder(target)
+    decoder.submit(Request((1, 2), method, max_new_tokens=60))
+    decoder.submit(Request((1, 3), method, SAMPLED, max_new_tokens=60, repeats=False))
+    decoder.step()
+    assert part.idle[0] == rest.until - 1 and part.asked == 0
 
 
 def test_requests_that_must_repeat_do_not_rest_because_others_did() -> None:

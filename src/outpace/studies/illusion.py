@@ -76,7 +76,8 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
             shares.append(_share(weights, answers, "score"))
             best = gain if best is None else np.maximum(best, gain)
             low, high = interval(gain)
-            ends = interval(_oracle_length(weights, model, answers, batch))
+            tokens, steps = _oracle_length(model, answers, batch)
+            ends = interval(_per_step(weights, tokens, steps))
             rows.append(
                 {
                     "method": name,
@@ -84,7 +85,7 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
                     "speedup": measured,
                     "low": low,
                     "high": high,
-                    "oracle_length": float(_oracle_length(once, model, answers, batch)[0]),
+                    "oracle_length": float(_per_step(once, tokens, steps)[0]),
                     "oracle_length_low": ends[0],
                     "oracle_length_high": ends[1],
                     "oracle_drafter": bound,
@@ -177,9 +178,9 @@ def _oracle_drafter(model: Model, batch: int, context: int, longest: int) -> flo
     return max(speedups([1.0] * longest, steps))
 
 
-def _oracle_length(weights: Figures, model: Model, answers: list[Answer], batch: int) -> Figures:
-    """(R,): the speed-up of the method's own drafts where none is longer than what is accepted of it; drafting takes as
-    much less as drafts are shorter."""
+def _oracle_length(model: Model, answers: list[Answer], batch: int) -> tuple[Figures, Figures]:
+    """(P,) each: the tokens of the method's own drafts, and the autoregressive steps that they would take where none
+    were longer than what is accepted of it; drafting takes as much less as drafts are shorter."""
     predictor, context = Predictor(model.target.costs), _mean_context(answers)
     step = model.target.costs.round_seconds(batch, context, batch=batch)
     tokens, steps = np.zeros(len(answers)), np.zeros(len(answers))
@@ -188,8 +189,13 @@ def _oracle_length(weights: Figures, model: Model, answers: list[Answer], batch:
             kept = each.accepted / each.drafted if each.drafted else 0.0
             tokens[at] += each.committed
             steps[at] += _steps(predictor, batch * each.accepted, batch, context) + kept * each.draft_seconds / step
-    whole_steps = weights @ steps
-    found: Figures = np.divide(weights @ tokens, whole_steps, out=np.ones(len(weights)), where=whole_steps > 0)
+    return tokens, steps
+
+
+def _per_step(weights: Figures, tokens: Figures, steps: Figures) -> Figures:
+    """(R,): tokens per autoregressive step, a speed-up; 1 where there were none."""
+    took = weights @ steps
+    found: Figures = np.divide(weights @ tokens, took, out=np.ones(len(weights)), where=took > 0)
     return found
 
 

@@ -75,7 +75,7 @@ class Figure(NamedTuple):
     def interval(self, row: Mapping[str, Any]) -> str:
         """Of a row, as text; "" where there is none."""
         found = [row.get(one) for one in self.ends]
-        return f"{_shown(found[0])}–{_shown(found[1])}" if found and None not in found else ""
+        return f"{shown(found[0])}–{shown(found[1])}" if found and None not in found else ""
 
 
 def figures_of(columns: Mapping[str, str]) -> list[Figure]:
@@ -92,10 +92,11 @@ def figures_of(columns: Mapping[str, str]) -> list[Figure]:
 def _cell(row: Mapping[str, Any], one: Figure) -> Cell:
     """A figure that a row has and that is undefined is told from one that it lacks."""
     missing = one.name in row and row[one.name] is None
-    return Cell(UNDEFINED if missing else _shown(row.get(one.name)), detail=one.interval(row))
+    return Cell(UNDEFINED if missing else shown(row.get(one.name)), detail=one.interval(row))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A figure of a table, as text."""
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, float):

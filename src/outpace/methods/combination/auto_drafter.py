@@ -195,10 +195,9 @@ class Auto(MergedTrees[AutoState]):
             self._choose_for(state, budget)
 
     def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], batch: int) -> None:
-        shared = self._shared(states)
         # What requests that must repeat draft does not depend on what others did before.
-        rest = shared.rest_of(batch) if all(state.sequence.timed for state in states) else None
-        resting = rest is not None and shared.rests_for(rest) > 0
+        rest = self._shared(states).rest_of(batch) if all(state.sequence.timed for state in states) else None
+        resting = rest is not None and rest.left > 0
         for state in states:
             state.quiet, state.batch_rest = None, rest
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, asking=not resting)))
@@ -208,13 +207,13 @@ class Auto(MergedTrees[AutoState]):
             return
         self._decide(states, budgets, _timing(states, budgets))
         if rest is not None:
-            rest.decided(shared.rounds, asked=any(state.asked is not None for state in states))
+            rest.decided(asked=any(state.asked is not None for state in states))
 
     def observed_layers(self, states: Seq[AutoState], idle: int) -> Seq[int]:
         if len(self.parts) == 1:
             return super().observed_layers(states, idle)
         # This round may be one that rests, but more follow.
-        rests = [0 if one.batch_rest is None else self._shared([one]).rests_for(one.batch_rest) for one in states]
+        rests = [0 if one.batch_rest is None else one.batch_rest.left for one in states]
         return (*self.part_layers(0, states, idle), *self.part_layers(1, states, max(idle, min(rests) - 1)))
 
     def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget], *, asking: bool = True) -> list[Budget]:

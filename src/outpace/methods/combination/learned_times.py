@@ -31,25 +31,6 @@ NOMINAL_DRAFT = 0.25
 
 
 @dataclass(slots=True)
-class BatchRest:
-    """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
-    so does keeping what the part would read.
-
-    ``asked``: the round in which anybody was asked last, or batches of the size began; ``until``: the round that
-    decides next.
-    """
-
-    asked: int = 0
-    until: int = 0
-
-    def decided(self, number: int, *, asked: bool) -> None:
-        """Round ``number`` did."""
-        if asked:
-            self.asked = number
-        self.until = number + 1 + min((number - self.asked) // PATIENCE, LONGEST_REST)
-
-
-@dataclass(slots=True)
 class Shared:
     """What the requests of a process that read a clock have seen of a learned part beside a target."""
 
@@ -72,12 +53,34 @@ class Shared:
         """That of batches of so many requests."""
         found = self.rests.get(batch)
         if found is None:
-            found = self.rests[batch] = BatchRest(self.rounds)
+            found = self.rests[batch] = BatchRest(self, self.rounds)
         return found
 
-    def rests_for(self, rest: BatchRest) -> int:
+
+@dataclass(slots=True)
+class BatchRest:
+    """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
+    so does keeping what the part would read.
+
+    ``shared``: counts the rounds. ``asked``: the one in which anybody was asked last, or batches of the size began;
+    ``until``: the one that decides next.
+    """
+
+    shared: Shared = field(repr=False)
+    asked: int
+    until: int = 0
+
+    @property
+    def left(self) -> int:
         """How many rounds, this one included, do not decide."""
-        return max(0, rest.until - self.rounds)
+        return max(0, self.until - self.shared.rounds)
+
+    def decided(self, *, asked: bool) -> None:
+        """This round did."""
+        now = self.shared.rounds
+        if asked:
+            self.asked = now
+        self.until = now + 1 + min((now - self.asked) // PATIENCE, LONGEST_REST)
 
 
 _SHARED: WeakKeyDictionary[Target, dict[tuple[str, bool], Shared]] = WeakKeyDictionary()
