@@ -43,7 +43,7 @@ from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry
 from outpace.methods.bindings import Binding, Bindings, draft_models
-from outpace.methods.combination import auto_drafter
+from outpace.methods.combination import auto_drafter, auto_state
 from outpace.methods.combination.auto import AutoSettings, learned_methods, learned_part
 from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.lookup.sam import SuffixLookup
@@ -432,7 +432,7 @@ def test_a_draft_after_rounds_without_one_is_no_slower_draft(monkeypatch: pytest
 
         def propose(self, state: DraftState, budget: Budget) -> TokenTree:
             length = len(state.sequence.tokens)
-            now[0] += 1.0 + max(0, length - self.read - auto_drafter.BESIDE)
+            now[0] += 1.0 + max(0, length - self.read - auto_state.BESIDE)
             self.read = length
             return super().propose(state, budget)
 

@@ -20,6 +20,7 @@ from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.methods.combination import auto_drafter
+from outpace.methods.combination.auto_state import AutoState
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from test_auto import Costs, Foresight, always, of, wandering
@@ -286,7 +287,7 @@ def test_a_request_that_a_draft_does_not_pay_for_decides_in_few_rounds_and_goes_
     decided: list[int] = []
     decide = drafter._decide
 
-    def counted(states: Sequence[auto_drafter.AutoState], *rest: object) -> None:
+    def counted(states: Sequence[AutoState], *rest: object) -> None:
         decided.append(len(states[0].sequence.tokens))
         decide(states, *rest)  # type: ignore[arg-type]
 

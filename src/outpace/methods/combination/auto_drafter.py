@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -14,26 +13,20 @@ from outpace.controllers.learned_plan import Plan, after_toll, plan
 from outpace.controllers.predictor import nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
 from outpace.controllers.yields import Yield
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.drafting.agreement import mixed
 from outpace.drafting.base import Drafter
 from outpace.drafting.combination import part_budget
-from outpace.drafting.merged import NO_DRAFT, MergedTrees, MergeState, contributed, cut
+from outpace.drafting.merged import NO_DRAFT, MergedTrees, contributed, cut
 from outpace.drafting.namespaces import Namespaces
+from outpace.methods.combination.auto_state import AutoState, first_chance
 from outpace.methods.combination.learned_record import Asked, learn, learn_by_target
-from outpace.methods.combination.learned_times import BatchRest, LearnedTimes, Shared, Timing
+from outpace.methods.combination.learned_times import LearnedTimes, Shared, Timing
 from outpace.targets.base import Sequence, Target
 
-HORIZON = 32.0
-"""Rounds to come, where a request's answer may be longer."""
-OF_A_ROUND = 2.0
-"""Tokens that a round commits, about."""
 HOPE = 1.1
 """Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
 for."""
-BESIDE = 4
-"""Tokens of a text that the learned part reads beside a draft: those of the last round. Reading more takes time that is
-not that of a draft. Where a part is asked now and then, it would seem slow, and would not be asked any more."""
 TRIED = 0.05
 """What reading a text may take of the time that its answer has taken, where the learned part is tried against
 expectation: a long prompt is read for a long answer alone."""
@@ -43,76 +36,6 @@ PATIENT, MOST_QUIET = 2, 10
 """Where the learned part is not asked although nothing is copied, the next rounds of a request that is alone do not
 decide again, as that takes time: one more for each of so many rounds that it has not been asked in, so many at most.
 Batches rest longer (:class:`~outpace.methods.combination.learned_times.BatchRest`)."""
-KNOWN, FADE = 6.0, 0.97
-"""The pace of other requests counts as that of so many autoregressive steps; what a round weighs after the next one."""
-COPIED = 0.5
-"""Then it is not asked beside copies either whose first tokens are likelier than this: it adds less there."""
-
-
-@dataclass(slots=True)
-class AutoState(MergeState):
-    """What the namespace knows, and the round under way."""
-
-    known: Yield = field(kw_only=True)
-    free: TokenTree = field(default_factory=lambda: NO_DRAFT)
-    asked: Asked | None = None
-    spent: float = 0.0
-    """What the learned draft has taken, in autoregressive steps of the round."""
-    read: int = 0
-    """Tokens there were when the learned part drafted last: it reads those that came since before its next draft."""
-
-    began: int = 0
-    """Tokens there were at first."""
-    drafted: tuple[float, float, bool] | None = None
-    """When the draft of the round under way was made, what the round costs without it, and whether the learned part was
-    asked; None where no clock is read."""
-    most_read: int | None = None
-    """Tokens of a text that the learned part reads before a draft, at most; None: all."""
-    quiet: int | None = None
-    """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
-    batch_rest: BatchRest | None = None
-    """That of the batch which the round under way was decided in; None: it had none."""
-    steps: float | None = None
-    """What the round under way takes, in autoregressive steps, as far as costs tell."""
-    seen: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Tokens and steps of its last rounds."""
-    rest: tuple[float, bool] | None = None
-    """What the round before took after its draft, over what it costs, and whether the learned part was asked."""
-
-    @property
-    def written(self) -> int:
-        return len(self.sequence.tokens) - self.began
-
-    @property
-    def pace(self) -> float:
-        """Tokens per autoregressive step of its last rounds; at first that of other requests."""
-        tokens, steps = self.seen
-        return (KNOWN * self.known.pace + tokens) / (KNOWN + steps)
-
-    def paced(self, tokens: int) -> None:
-        """The round has committed so many tokens."""
-        if self.steps is not None:
-            self.seen = [FADE * known + new for known, new in zip(self.seen, (tokens, self.steps), strict=True)]
-            self.known.paced(tokens, self.steps)
-
-    @property
-    def drafts_to_come(self) -> float:
-        """Drafts over which the time counts that the learned part takes to read the text before its first."""
-        most = self.sequence.most_tokens
-        left = HORIZON if most is None else min(HORIZON, (most - len(self.sequence.tokens)) / OF_A_ROUND)
-        return max(1.0, left * self.known.often)
-
-    def undecided(self) -> bool:
-        """Whether this round decides if the learned part is asked, the free part having drafted."""
-        return self.quiet is None or self.known.due() or (self.quiet == 0 and _first(self.free) < COPIED)
-
-    @property
-    def unread(self) -> int:
-        """Tokens that the learned part has yet to read, where they are more than it reads beside a draft."""
-        count = len(self.sequence.tokens) - self.read
-        if count <= BESIDE:
-            return 0
-        return count if self.most_read is None else min(count, self.most_read)
 
 
 class Auto(MergedTrees[AutoState]):
@@ -264,10 +187,10 @@ class Auto(MergedTrees[AutoState]):
         ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
         alone = timed.batch == 1
         for state, budget in zip(states, budgets, strict=True):
-            order, reachable = state.free.likeliest_first()
+            order, reachable = state.free.likeliestfirst_chance()
             ranked.append(order)
             probs.append(reachable)
-            first = _first(state.free)
+            first = first_chance(state.free)
             able = part_budget(budget, 1).depth > 0 and self.parts[1].ready(state.parts[1])
             reading = self.times.reading(state.unread, timed) if able else 0.0
             toll = reading * base / (state.drafts_to_come * ahead)
@@ -378,7 +301,7 @@ def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
     """What of the free part's draft is worth its rows beside draws, whatever those turn out to be: where the choice
     depended on them, a draw's chance of being accepted would."""
     discounted = free.only(range(len(free)))
-    first = _first(free)
+    first = first_chance(free)
     discounted.path_acceptance_probs = [first * prob for prob in free.path_acceptance_probs]
     return cut(discounted, budget)
 
@@ -406,10 +329,3 @@ def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> Timing:
 
 def _sampled(states: Seq[AutoState]) -> bool:
     return any(not state.sequence.params.greedy for state in states)
-
-
-def _first(tree: TokenTree) -> float:
-    """How likely one of the first draft tokens is accepted."""
-    if not tree.tokens:
-        return 0.0
-    return min(1.0, sum(tree.path_acceptance_probs[node] for node in tree.children(ROOT)))
