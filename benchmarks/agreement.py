@@ -24,7 +24,8 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.agreement import following
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
-from outpace.methods.combination.auto_drafter import Auto, AutoState
+from outpace.methods.combination.auto_drafter import Auto
+from outpace.methods.combination.auto_state import AutoState
 from outpace.prompts.questions import load_prompts
 
 BOUNDS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)

@@ -33,7 +33,8 @@ from outpace.engine.method import Method
 from outpace.engine.replay import replay
 from outpace.engine.request import Request
 from outpace.engine.round_records import UNCOUNTED, RoundRecord, record_rounds
-from outpace.methods.combination.auto_drafter import Auto, AutoState
+from outpace.methods.combination.auto_drafter import Auto
+from outpace.methods.combination.auto_state import AutoState
 from outpace.methods.registry import build
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts

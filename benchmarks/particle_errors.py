@@ -26,8 +26,8 @@ Text = tuple[int, ...]
 
 def particle_errors(count: int, runs: int, seed: int) -> dict[str, Any]:
     """Of ``count`` particles, over ``runs``: total variation between the answers and the target's law, beside that of
-    as many independent samples; and the root mean square error of the estimated probability of the likeliest text, as
-    a share of it, with a 95 % bootstrap interval."""
+    as many independent samples, with the range of 95 % of such samples; and the root mean square error of the estimated
+    probability of the likeliest text, as a share of it, with a 95 % bootstrap interval."""
     law = autoregressive_distribution(
         random_table(VOCABULARY, TABLE), VOCABULARY, SamplingParams(temperature=1.0), PROMPT, LENGTH
     )
@@ -51,11 +51,14 @@ def particle_errors(count: int, runs: int, seed: int) -> dict[str, Any]:
     alone = generator.multinomial(runs, exact / exact.sum(), size=_RESAMPLES) / runs
     squares = np.square(errors)
     drawn = generator.choice(squares, size=(_RESAMPLES, runs)).mean(1)
+    variations = 0.5 * np.abs(alone - exact).sum(1)
     return {
         "particles": count,
+        "vocabulary": VOCABULARY,
         "runs": runs,
         "answer_tv": _variation(answers, law, runs),
-        "tv_of_samples": float(0.5 * np.abs(alone - exact).sum(1).mean()),
+        "tv_of_samples": float(variations.mean()),
+        "tv_of_samples_range": [float(one) for one in np.percentile(variations, (2.5, 97.5))],
         "relative_rmse": float(squares.mean() ** 0.5),
         "relative_rmse_ci95": [float(one) for one in np.sqrt(np.percentile(drawn, (2.5, 97.5)))],
     }

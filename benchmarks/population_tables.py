@@ -19,7 +19,7 @@ def study_lines(study: str, results: Results) -> list[str]:
     kind = study.partition("-")[0]
     if kind == "error":
         return _errors(results)
-    return _gates(results) if kind == "gates" else _rows(kind, results)
+    return _gates(results) if kind in ("gates", "scores") else _rows(kind, results)
 
 
 def _rows(kind: str, results: Results) -> list[str]:
@@ -74,13 +74,14 @@ def _gates(results: Results) -> list[str]:
 
 def _errors(results: Results) -> list[str]:
     lines = [
-        f"A toy target of four tokens, {results[0]['runs']:,} runs of each number.",
+        f"A toy target of {results[0]['vocabulary']} tokens, {results[0]['runs']:,} runs of each number.",
         "",
-        "| particles | TV of the answer | of as many samples | error of an estimate | 95 % |",
-        "|---|---|---|---|---|",
+        "| particles | TV of the answer | of as many samples | 95 % of these | error of an estimate | 95 % |",
+        "|---|---|---|---|---|---|",
     ]
     return lines + [
         f"| {one['particles']} | {one['answer_tv']:.3f} | {one['tv_of_samples']:.3f} | "
+        f"{bounds(one['tv_of_samples_range'], 3)} | "
         f"{percent(one['relative_rmse'])} | {bounds([100 * end for end in one['relative_rmse_ci95']], 0)} |"
         for one in sorted(results, key=lambda one: int(one["particles"]))
     ]

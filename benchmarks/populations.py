@@ -14,6 +14,7 @@ after the other, beginning with another one each time:
 - ``particles``: ``smcsd`` against as many independent samples at once, which hold as much K/V of the target;
 - ``gates``: ``pad``, ``sprinter`` and ``bild`` with the gates in ``--gates`` (folders of these names, as ``outpace
   train`` writes them), ``bild`` without one, and the controller ``fallback``, with what they do to answers;
+- ``scores``: the same on prompts with a checkable answer, others left out, and how many answers are right;
 - ``error``: on a toy target, how far the law of ``smcsd``'s answer is from the target's, and the error of an estimate.
 
 What is done stands in ``--out``, one file of results for each part; run again, it goes on where it ended. ``table``
@@ -43,10 +44,10 @@ from population_rows import rows_of, timed
 from population_tables import SCRIPT, study_lines
 from study_parts import Part, Run, batches, run_parts, study_options
 
-STUDIES = ("groups", "transformers", "beams", "particles", "gates", "error")
+STUDIES = ("groups", "transformers", "beams", "particles", "gates", "scores", "error")
 GATES = ("sprinter", "pad", "bild")
 GATE_ROWS = ("draft-model", "draft-model#fallback", "bild#unsure")
-"""Rows of ``gates`` that need no trained gate."""
+"""Rows of ``gates`` and ``scores`` that need no trained gate."""
 
 
 def parts(options: argparse.Namespace) -> Iterator[Part]:
@@ -64,9 +65,11 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
             yield Part("error-toy", (str(count),), (), {"runs": options.runs, "seed": options.seed})
     for prompts in batches(options):  # all studies advance together
         for study in options.studies:
-            if study == "gates":
+            if study in ("gates", "scores"):
                 trained = tuple(one for one in GATES if options.gates and (options.gates / one).is_dir())
-                yield Part(f"gates-{model}", (*GATE_ROWS, *trained), prompts, used)
+                asked = prompts if study == "gates" else tuple(one for one in prompts if one.task is not None)
+                if asked:
+                    yield Part(f"{study}-{model}", (*GATE_ROWS, *trained), asked, used)
             elif study != "error":
                 names = tuple(row.name for row in rows_of(study, options))
                 yield Part(f"{study}-{model}", names, prompts, used)
@@ -102,7 +105,7 @@ class Runs:
         study = part.study.partition("-")[0]
         if study == "error":
             return json.dumps(particle_errors(int(part.rows[0]), self.options.runs, self.options.seed))
-        return self._gates(part) if study == "gates" else self._rows(study, part)
+        return self._gates(part) if study in ("gates", "scores") else self._rows(study, part)
 
     def _rows(self, study: str, part: Part) -> str:
         rows = rows_of(study, self.options)

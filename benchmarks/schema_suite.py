@@ -6,9 +6,11 @@ Reads ``*.json`` files and JSON lines: a schema; an object with ``schema`` (or `
 ``tests``; or a list of such objects, as the JSON-Schema-Test-Suite has them. ``tests`` have ``data`` and ``valid``.
 
 Every schema is compiled for a vocabulary. Of those that compile, each given instance is offered to the constraint, laid
-out as answers are, and random answers are drawn under its masks, which the package jsonschema judges. An instance that
-must be refused and is accepted, or an answer that does not validate, is *wrong*. A valid instance that is not accepted
-is counted apart: keys have an order, and text one layout.
+out as answers are, and random answers are drawn under its masks, which the package jsonschema judges. So are tricks:
+valid instances and answers with another pair behind one object's, whose key is a named one in escapes, or one that is
+there already, and whose value has another type; and keys written twice to make up a number. An instance that must be
+refused and is accepted, or an answer that does not validate, is *wrong*. A valid instance that is not accepted is
+counted apart: keys have an order, and text one layout.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,6 +40,9 @@ from outpace.core.files import write_atomically
 
 LONGEST = 400
 """Tokens of a random answer; one that is not complete by then is given up."""
+_TRICKED = 4
+"""Objects of a value, and keys of each, that are tried."""
+_OTHERS = ("null", "7", '"x"', "[]", "{}")
 _CLOSING = ('"', "}", "]", '"}', '"]', "}]", '",', "},")
 
 
@@ -133,6 +139,68 @@ def laid_out(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def tricks(value: Any, schema: Any) -> Iterator[str]:
+    """Texts of a valid value, each with a key of one object written twice: JSON that a parser reads as other values.
+
+    Another pair has a named key, or one that is there, as it is and in escapes, and any type of value; or the first
+    pair stands in the place of the last.
+    """
+    names = list(dict.fromkeys(_named(schema)))
+    for inner, write in islice(_places(value, str), _TRICKED):
+        pairs = [(laid_out(key), laid_out(one)) for key, one in inner.items()]
+        if len(pairs) > 1:
+            yield write(_object([*pairs[:-1], pairs[0]]))
+        for name in [one for one in dict.fromkeys((*inner, *names)) if one][:_TRICKED]:
+            for key in (laid_out(name), f'"{_escaped(name[0])}{laid_out(name[1:])[1:]}'):
+                for other in _OTHERS:
+                    yield write(_object([*pairs, (key, other)]))
+
+
+def _places(value: Any, write: Callable[[str], str]) -> Iterator[tuple[dict[str, Any], Callable[[str], str]]]:
+    """All objects of a value, each with what writes the whole with another text in its place."""
+    if isinstance(value, dict):
+        yield value, write
+    for at, inner in enumerate(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()):
+
+        def within(text: str, at: int = at) -> str:
+            texts = [laid_out(one) for one in (value.values() if isinstance(value, dict) else value)]
+            texts[at] = text
+            if isinstance(value, list):
+                return write(f"[{', '.join(texts)}]")
+            return write(_object(list(zip(map(laid_out, value), texts, strict=True))))
+
+        yield from _places(inner, within)
+
+
+def _object(pairs: list[tuple[str, str]]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}"
+
+
+def _escaped(sign: str) -> str:
+    units = sign.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def _named(schema: Any) -> Iterator[str]:
+    """Keys that a schema names, at any depth."""
+    if isinstance(schema, dict) and isinstance(named := schema.get("properties"), dict):
+        yield from named
+    for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _named(one)
+
+
+def offer_tricks(value: Any, case: Case, constraint: ParsedConstraint, judge: Judge, found: dict[str, Any]) -> None:
+    for text in tricks(value, case.schema):
+        if not constraint.accepts(text):
+            found["instances"]["trick", "rejected"] += 1
+            continue
+        judged = judge.valid(json.loads(text))
+        outcome = "not judged" if judged is None else "valid" if judged else "wrong"
+        found["instances"]["trick", outcome] += 1
+        if judged is False:
+            found["wrong"].append(text[:120])
+
+
 def check(case: Case, model: outpace.Model, walker: Walker, walks: int, limits: GrammarLimits) -> dict[str, Any]:
     """What came of one schema."""
     found: dict[str, Any] = {"name": case.name, "wrong": [], "instances": Counter(), "ms": None}
@@ -150,19 +218,24 @@ def check(case: Case, model: outpace.Model, walker: Walker, walks: int, limits: 
             found["instances"][("valid" if valid else "invalid", "accepted" if accepted else "rejected")] += 1
             if accepted and not valid:
                 found["wrong"].append(laid_out(value)[:120])
+            elif accepted:
+                offer_tricks(value, case, constraint, judge, found)
         for _ in range(walks):
             text = walker.answer(constraint)
             if text is None:
                 found["instances"]["walk", "not finished"] += 1
                 continue
             try:
-                judged = judge.valid(json.loads(text))
+                value = json.loads(text)
+                judged = judge.valid(value)
             except ValueError:
                 judged = False
             outcome = "not judged" if judged is None else "valid" if judged else "wrong"
             found["instances"]["walk", outcome] += 1
             if judged is False:
                 found["wrong"].append(text[:120])
+            elif judged:
+                offer_tricks(value, case, constraint, judge, found)
     except BadInput as error:
         return found | {"outcome": "ended with an error", "why": str(error)}
     return found | {"outcome": "wrong" if found["wrong"] else "compiled", "why": ""}

@@ -144,6 +144,8 @@ def test_only_as_many_answers_are_scored_by_a_draft_model_as_there_is_time_for()
 
 
 def test_bad_input(smollm2: Model) -> None:
+    with pytest.raises(BadInput, match="advise decodes without grammars"):
+        advise(smollm2, load_prompts("structured", 2))
     with pytest.raises(BadInput, match="no prompts"):
         advise(smollm2, [])
     with pytest.raises(BadInput, match="do not fit into memory"):
@@ -216,6 +218,7 @@ def test_rounds_of_vllm_are_measured_in_the_dtype_that_is_asked_for(cli: Run, mo
         (["--engine", "vllm", "--device", "cpu"], "--device is for outpace alone"),
         (["-n", "1"], "--max-new-tokens must be at least 2"),
         (["--prompts", "EMPTY"], "EMPTY"),
+        (["--prompts", "structured"], "outpace advise decodes without grammars, and prompt 'structured"),
         (["--head", "EMPTY"], "EMPTY"),
         (["--head", "OTHER", "--prompts", "SHORT"], "OTHER"),
         (["--draft-model", "no/such-model-anywhere.gguf"], "no/such-model-anywhere.gguf"),

@@ -94,6 +94,7 @@ def test_bad_input_is_one_line(cli: Run, folder: Path, prompts: str, tmp_path: P
     refused(cli("bench-peers", "--model", str(folder), "--prompts", "/no/file"), "cannot read prompts")
     refused(cli("bench-peers", "--model", str(folder), "--prompts", str(empty)), "holds no prompts")
     refused(cli("bench-peers", "--model", "/no/model", "--prompts", prompts), "/no/model")
+    refused(cli("bench-peers", "--model", str(folder), "--prompts", "structured"), "decodes without grammars")
 
 
 def test_peers_that_are_missing_are_named(

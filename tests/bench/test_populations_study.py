@@ -68,6 +68,22 @@ def test_gates_that_were_not_trained_are_left_out(study: list[str], tmp_path: Pa
     assert {part.rows for part in populations.parts(options)} == {(*populations.GATE_ROWS, "bild")}
 
 
+def test_scores_are_of_prompts_that_have_an_answer(
+    study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    rows = ({"prompt": "abc"}, {"prompt": "xyz", "answer": "7"})
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    study[study.index("--prompts") + 1] = str(answers)
+    run(monkeypatch, *study, "--studies", "scores")
+    run(monkeypatch, "table", "--out", str(tmp_path / "out"))
+    told = capsys.readouterr().out
+    assert "scores-toy" in told
+    assert "toy, 1 prompts" in told
+    [row] = [line for line in told.splitlines() if line.startswith("| `draft-model` |")]
+    assert row.endswith("| 0 % of 1 |")
+
+
 def test_prompts_are_needed(
     study: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,5 +97,7 @@ def test_more_particles_are_nearer_to_the_target() -> None:
     few, many = particle_errors(1, 300, 0), particle_errors(24, 300, 0)
     assert many["answer_tv"] < 0.75 * few["answer_tv"]
     assert many["relative_rmse"] < 0.5 * few["relative_rmse"]
+    low, high = many["tv_of_samples_range"]
+    assert low < many["tv_of_samples"] < high
     low, high = many["relative_rmse_ci95"]
     assert low < many["relative_rmse"] < high

@@ -57,7 +57,7 @@ def test_the_draft_of_dsbd_is_accepted_at_all() -> None:
 def test_acceptance_without_rejection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = joint.ordered_draws
 
-    def biased(p: Any, chance: Any, proposed: Any = (), q: Any = None) -> Any:
+    def biased(p: Any, chance: Any, proposed: Any = (), q: Any = None, renewed: Any = None) -> Any:
         places = list(proposed)
         yield from places
         yield from honest(p.without(places), chance)
@@ -69,7 +69,7 @@ def test_acceptance_without_rejection_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert certificate.max_abs_error > 0.01
 
 
-def test_draws_after_other_beams_may_not_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beams_that_are_dropped_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def biased(self: Any, state: Any, chosen: Any, layer: Any, scores: Any, chance: Any) -> Any:
         return honest(self, state, chosen[:1], layer, scores, chance)
 

@@ -95,6 +95,7 @@ def test_bad_input_is_said_in_one_line(
     monkeypatch.setattr(outpace.loading, "load", no_model)
     file = tmp_path / "skips.json"
     refused(run("tune", "pld", "--out", str(file)), "'pld' cannot be tuned")
+    refused(run("tune", "dv", "--out", str(file), "--prompts", "structured"), "tune decodes without grammars")
     refused(run("tune", "dv", "--out", str(tmp_path / "no" / "x.json")), "no folder")
     refused(run("tune", "dv", "--out", str(file), "--trials", "0"), "--trials")
     refused(run("tune", "dv", "--out", str(file), "--length", "0"), "--num-draft-tokens")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from outpace.core.tree import TokenTree
 from outpace.engine.certain_rows import FEWEST
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
+from outpace.methods.lookup.copy_decode import edited_text
 from outpace.methods.registry import build
 from outpace.prompts.questions import load_prompts
 from outpace.targets.table import TableTarget
@@ -466,6 +468,15 @@ def test_the_model_writes_programs_itself(model: outpace.Model, temperature: flo
 def test_the_text_may_be_a_reference(model: outpace.Model) -> None:
     found = model.generate("Add a comment.", method="copydec", references="only = 1\n", max_new_tokens=40)
     assert walk(CopyProgram("only = 1\n", model.tokenizer), found.tokens) is not None
+
+
+def test_references_do_not_run_together() -> None:
+    for given, text in (
+        (("a = 1", "b = 2"), "a = 1\nb = 2"),
+        (("a = 1\n", "", "b = 2\n"), "a = 1\nb = 2\n"),
+        (("only",), "only"),
+    ):
+        assert edited_text(cast(Request, SimpleNamespace(reference_texts=given)), Letters()) == text
 
 
 @pytest.mark.model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +11,14 @@ import pytest
 import torch
 
 from biases import ForbiddenDropped, ForbiddenLast, Unmasked, UnmaskedTree, chain, replaced, wide
+from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.distributions import Arrivals, autoregressive_distribution, distance, enumerated_distribution
 from outpace.certify.exact import tiny_context
 from outpace.certify.letters import Letters
 from outpace.constraints import Grammar, compiled
 from outpace.controllers.base import Budget
+from outpace.core.chance import ChanceSource, Enumeration
 from outpace.core.constraint import Constraint, bits_of
 from outpace.core.errors import BadInput
 from outpace.core.q_row import QRow
@@ -29,6 +30,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.registry import Context, build, find, methods
+from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
 
 PIECES = {
@@ -117,23 +119,13 @@ def test_outputs_have_the_distribution_of_masked_autoregressive_decoding(name: s
     assert error(grammar, CASES[name], seed=3) < 1e-6
 
 
-NOT_ENUMERABLE = "continuous noise|branches to enumerate"
-"""What the enumerator says of a method with one of these."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize(
     "name", [one.name for one in methods() if one.lossless and one.build.__module__.startswith("outpace.")]
 )
 def test_every_method(name: str, grammar: str) -> None:
-    try:
-        found = error(grammar, method(name), seed=5)
-    except (NotImplementedError, RuntimeError) as why:
-        if not re.search(NOT_ENUMERABLE, str(why)):
-            raise
-        pytest.skip(f"not enumerated: {why}")
-    assert found < 1e-6
+    assert error(grammar, method(name), seed=5) < 1e-6  # all can be enumerated: none is left out
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
@@ -409,16 +401,24 @@ def test_deterministic_parts_are_pruned_beside_one_that_samples(counted: list[in
         assert counted[-1] == most  # before it the draft model reads the prompt
 
 
-def test_rule_and_rows_of_a_forbidden_draw_stay() -> None:
-    """What keeps the residual right: the draw, with its row, though its token is forbidden."""
+def test_a_rule_that_is_given_a_forbidden_draw_keeps_the_target() -> None:
+    """Its token has probability 0 in p, and its row of q counts all the same: by every outcome of the rule's chance."""
     tree_of = TokenTree.chain([1], [QRow(torch.tensor([0.5, 0.5, 0.0]))])
-    sampler_params = SamplingParams(temperature=1.0, constraint=Alternating(Forked))
+    params = SamplingParams(temperature=1.0, constraint=Alternating(Forked))
     target = TableTarget(3, random_table(3, 4))
-    sequence = target.sequence(PROMPT, sampler_params, stop_ids=frozenset({2}))
+    sequence = target.sequence(PROMPT, params, stop_ids=frozenset({2}))
     target.prefill([sequence])
-    scores = target.score([(sequence, tree_of)])[0]
-    from outpace.core.chance import SeededChance
+    forbidden = target.score([(sequence, tree_of)])[0]
+    allowed = target.score([(sequence, TokenTree.chain([0], [QRow(torch.tensor([0.5, 0.5, 0.0]))]))])[0]
+    p = [forbidden.distribution.at(-1)[token] for token in range(3)]
+    assert p[1] == 0.0 and p[0] > 0.0 < p[2]
 
-    verdict = RecursiveRejection().accept([scores], [None], [SeededChance(0).at(0, "accept")])[0]
-    assert verdict.path == ()
-    assert verdict.token in (0, 2)
+    def judged(scores: TreeScores) -> Callable[[ChanceSource], Verdict]:
+        return lambda chance: RecursiveRejection().accept([scores], [None], [chance.at(0, "accept")])[0]
+
+    sums = [0.0, 0.0, 0.0]
+    for scores in (forbidden, allowed):  # either token is drawn half of the time
+        for verdict, weight in Enumeration.outcomes(judged(scores)):
+            assert scores is allowed or verdict.path == ()
+            sums[0 if verdict.path else verdict.token] += weight / 2
+    assert sums == pytest.approx(p, abs=1e-6)

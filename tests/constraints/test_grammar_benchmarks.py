@@ -11,7 +11,8 @@ import pytest
 import grammar_masks
 import outpace
 import schema_suite
-from outpace.constraints import Grammar, GrammarLimits, compiled
+from outpace.constraints import Grammar, GrammarLimits, compiled, compiler
+from outpace.core.lru import Lru
 from schema_suite import Case, Walker
 
 pytestmark = pytest.mark.model
@@ -37,7 +38,9 @@ def suite(model: outpace.Model) -> Any:
 def test_a_schema_is_counted_with_its_instances_and_random_answers(suite: Any) -> None:
     found = suite(Case("a", CLOSED, [({"age": 3}, True), ({"age": 10}, False), ({}, False)]))
     assert found["outcome"] == "compiled"
-    assert found["instances"] == {("valid", "accepted"): 1, ("invalid", "rejected"): 2, ("walk", "valid"): 3}
+    counts = dict(found["instances"])
+    assert counts.pop(("trick", "rejected")) == 4 * 10  # of the valid instance and of three answers
+    assert counts == {("valid", "accepted"): 1, ("invalid", "rejected"): 2, ("walk", "valid"): 3}
     refused = suite(Case("b", {"not": {"type": "integer"}}))
     assert refused["outcome"] == "refused" and "schema cannot be used" in refused["why"]
 
@@ -49,6 +52,22 @@ def test_a_constraint_that_allows_too_much_is_seen(suite: Any, monkeypatch: pyte
     assert by_instance["outcome"] == "wrong" and by_instance["instances"]["invalid", "accepted"] == 1
     by_walk = suite(Case("a", CLOSED))
     assert by_walk["outcome"] == "wrong" and by_walk["instances"]["walk", "wrong"] == 3
+
+
+def test_tricks_with_keys_are_seen(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine takes them without outpace's own bounds: a key in escapes, and one that is written twice."""
+    escaped = Case("a", {"type": "array", "items": AGE}, [([{"age": 3}], True)])
+    twice = Case("b", {"type": "object", "minProperties": 2}, [({"a": 1, "b": 2}, True)])
+    assert suite(escaped)["outcome"] == "compiled" and suite(twice)["outcome"] == "refused"
+    assert suite(escaped)["instances"]["trick", "rejected"] >= 10
+    monkeypatch.setattr(compiler, "_ESCAPES", {})
+    monkeypatch.setattr(compiler, "check_expressible", lambda _: None)
+    monkeypatch.setattr(compiler, "_COMPILED", Lru(8))
+    monkeypatch.setattr(compiler, "_REFUSED", Lru(8))
+    found = suite(escaped)
+    assert found["outcome"] == "wrong" and any("u0061ge" in one for one in found["wrong"])
+    found = suite(twice)
+    assert found["outcome"] == "wrong" and '{"a": 1, "a": 1}' in found["wrong"]
 
 
 def test_the_command_counts_a_folder(

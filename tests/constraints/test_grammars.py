@@ -96,9 +96,108 @@ def test_a_class_of_pydantic_is_a_schema() -> None:
 
 def test_white_space_is_fixed_unless_the_schema_says_otherwise() -> None:
     assert not accepted(Grammar.schema(PERSON), '{"name":"Al","age":7}')
-    assert accepted(
-        Grammar.schema({**PERSON, "x-guidance": {"whitespace_flexible": True}}), '{ "name": "Al", "age": 7}'
-    )
+    flexible = Grammar.schema({**PERSON, "x-guidance": {"whitespace_flexible": True}})
+    for text in ('{ "name": "Al", "age": 7}', '{"name":"Al","age":7}', '{"name" :"Al" ,   "age":  7 }'):
+        assert accepted(flexible, text)
+
+
+def test_white_space_and_separators_are_the_schemas_to_choose() -> None:
+    narrow = {"item_separator": ",", "key_separator": " ?: ?"}
+    assert accepted(Grammar.schema({**PERSON, "x-guidance": narrow}), '{"name" : "Al","age":7}')
+    some = Grammar.schema({**PERSON, "x-guidance": {"whitespace_pattern": "[ \\n]{0,2}"}})
+    assert accepted(some, '{ "name":   "Al", "age": 7  }') and not accepted(some, '{   "name": "Al", "age": 7}')
+
+
+AGE: dict[str, Any] = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+EITHER = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
+MADE_OF_A: dict[str, Any] = {"type": "object", "patternProperties": {"^a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (AGE, '{"age": 3, "b": "x"}', r'{"age": 3, "\u0061ge": "x"}'),
+        (MADE_OF_A, '{"ab": 1, "b": "x"}', r'{"\u0061b": "x"}'),
+        ({"type": "array", "items": AGE}, '[{"age": 3, "b": "x"}]', r'[{"age": 3, "\u0061ge": "x"}]'),
+        ({"type": "object"}, r'{"a\n": 1}', r'{"\u0061": 1}'),
+        ({**AGE, "properties": {"a/e": {"type": "integer"}}, "required": []}, '{"a/e": 3}', r'{"a\/e": "x"}'),
+    ],
+)
+def test_a_key_has_one_spelling(schema: Any, yes: str, no: str) -> None:
+    # Escaped, a key would be one that the schema does not name, of any value.
+    json.loads(no)
+    for one in (schema, {**schema, "x-guidance": {"whitespace_flexible": True}}):
+        assert accepted(Grammar.schema(one), yes)
+        assert not accepted(Grammar.schema(one), no)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["b", "a\u0001"]},
+        {"const": "a\x7f"},
+        {"items": {"const": {"k": ["a\x1fb"]}}},
+        {"properties": {"enum": {"enum": ["\x00"]}}},
+        {"type": "string", "pattern": r"^a\u0001$"},
+        {"type": "string", "pattern": "^a\x01$"},
+        {"type": "string", "pattern": r"^a[\x01-\x01]$"},
+        {"type": "string", "pattern": r"^a[\x00-\x01--\x00]$"},
+        {"type": "string", "pattern": r"^(a\x{1F}|b)$"},
+        {"type": "string", "pattern": r"^a\v$"},
+        {"patternProperties": {r"^a\x7f$": {}}},
+    ],
+)
+def test_a_schema_that_demands_a_control_character_is_refused(schema: Any) -> None:
+    """The engine would leave it out of the text, and take "a" for "a\\u0001"."""
+    with pytest.raises(BadInput, match=r"demands the control character U\+00[017][01BF].*; take it out"):
+        compiled(Grammar.schema(schema), BYTES)
+
+
+def test_control_characters_that_are_not_demanded_are_left_out() -> None:
+    for pattern in (r"^a[\x00-\x1f]?$", r"^a[^\x01]?$", r"^a[b\u0001]?$", r"^\[?a\x20?$", r"^a[\s\v]?$"):
+        constraint = compiled(Grammar.schema({"type": "string", "pattern": pattern}), BYTES)
+        assert constraint.accepts('"a"') and not constraint.accepts(r'"a\u0001"')
+    texts = {"const": 'a\n\t\r\b\f/\\"'}
+    assert accepted(Grammar.schema(texts), json.dumps(texts["const"]))
+    key = {"type": "object", "properties": {"a\u0001": {"type": "integer"}}, "required": ["a\u0001"]}
+    assert accepted(Grammar.schema(key), r'{"a\u0001": 1, "b": 2}')
+    assert not accepted(Grammar.schema(key), r'{"a\u0001": 1, "a\u0001": "x"}')
+    assert accepted(Grammar.schema({"default": "\x01", "type": "integer"}), "1")
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes"),
+    [
+        ({"type": "object", "minProperties": 1}, '{"a": 1}'),
+        ({**AGE, "minProperties": 2}, '{"age": 1, "b": 2}'),
+        ({"minProperties": 2, "type": ["object", "null"], "allOf": [AGE]}, '{"age": 1, "b": 2}'),
+        ({**AGE, "allOf": [{"minProperties": 2}]}, '{"age": 1, "b": 2}'),
+        ({"const": {"a": 1, "b": 2}, "minProperties": 2}, '{"a": 1, "b": 2}'),
+        ({"type": "integer", "minProperties": 9}, "1"),
+        ({"type": "object", "properties": {"minProperties": {"const": 7}}}, '{"minProperties": 7}'),
+        ({**EITHER, "minProperties": 1}, '{"b": 2}'),
+    ],
+)
+def test_keys_are_demanded_where_none_can_be_written_twice(schema: Any, yes: str) -> None:
+    assert accepted(Grammar.schema(schema), yes)
+    twice = yes.replace('"b"', '"age"')
+    assert twice == yes or not accepted(Grammar.schema(schema), twice)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "minProperties": 2},
+        {"minProperties": 2},
+        {**AGE, "minProperties": 3},
+        {"type": "array", "items": {"anyOf": [AGE, {"minProperties": 2}]}},
+        {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": False, "minProperties": 2},
+        {"allOf": [AGE, {"minProperties": 3}]},
+    ],
+)
+def test_keys_that_may_be_written_twice_cannot_be_counted_on(schema: Any) -> None:
+    with pytest.raises(BadInput, match=r"minProperties is [23], .* name [12] or more in 'required', or lower"):
+        compiled(Grammar.schema(schema), BYTES)
 
 
 def test_states_are_values_whatever_order_they_are_asked_in() -> None:
@@ -193,6 +292,14 @@ def required_of(name: str, pattern: str) -> dict[str, Any]:
     return {"type": "object", "required": [name], "patternProperties": {pattern: {}}}
 
 
+def _ref(place: str) -> dict[str, Any]:
+    return {"additionalProperties": {"$ref": f"#{place}"}}
+
+
+def _guided(**options: Any) -> dict[str, Any]:
+    return {**PERSON, "x-guidance": options}
+
+
 @pytest.mark.parametrize(
     ("make", "limits", "said"),
     [
@@ -222,7 +329,18 @@ def required_of(name: str, pattern: str) -> dict[str, Any]:
         (lambda: Grammar.schema({"$ref": "#"}), None, "unsatisfiable|cannot be used"),
         (lambda: Grammar.schema({"$ref": "#/$defs/none"}), None, "schema cannot be used"),
         (lambda: Grammar.schema({"$ref": "https://example.com/x.json"}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({**REST, **_ref("/anyOf/\u00b2"), "anyOf": [{}]}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({**REST, **_ref("/anyOf/" + "9" * 5000), "anyOf": [{}]}), None, "schema cannot be"),
         (lambda: Grammar.schema({"not": {"type": "integer"}}), None, "schema cannot be used.*not"),
+        (lambda: Grammar.schema(_guided(lenient=True)), None, "x-guidance.*'lenient', which is not taken"),
+        (lambda: Grammar.schema(_guided(coerce_one_of=True)), None, "x-guidance.*'coerce_one_of'"),
+        (lambda: Grammar.schema(_guided(json_allowed_escapes="u")), None, "x-guidance.*'json_allowed_escapes'"),
+        (lambda: Grammar.schema(_guided(whitespace_flexible=1)), None, "whitespace_flexible' must be true or false"),
+        (lambda: Grammar.schema(_guided(item_separator=";")), None, "white space around one comma"),
+        (lambda: Grammar.schema(_guided(key_separator=":x?")), None, "white space around one colon"),
+        (lambda: Grammar.schema(_guided(whitespace_pattern="[ x]")), None, "must be a pattern of white space"),
+        (lambda: Grammar.schema({**PERSON, "x-guidance": 1}), None, "x-guidance.* must be an object"),
+        (lambda: Grammar.schema({"items": _guided(whitespace_flexible=True)}), None, "put it at the top"),
         (lambda: Grammar.schema({"type": "array", "uniqueItems": True}), None, "uniqueItems"),
         (lambda: Grammar.schema('{"type": '), None, "not valid JSON"),
         (lambda: Grammar.schema([1]), None, "JSON object"),

@@ -74,14 +74,41 @@ def test_every_schema_is_satisfiable_and_bounded(model: outpace.Model, prompt: A
         assert not constraint.accepts(json.dumps(value * 50))
 
 
+def judged(prompt: Any, text: str) -> None:
+    """Fails for an answer that its schema does not describe, in the eyes of others than the grammar engine."""
+    if kind(prompt) == "sql":
+        return
+    value = json.loads(text, object_pairs_hook=once)
+    try:
+        import jsonschema  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(json.loads(prompt.grammar.source), format_checker=checker).validate(value)
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), "a key is written twice"
+    return dict(pairs)
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_finished_answers_are_valid_and_equal_masked_autoregressive_decoding(model: outpace.Model, name: str) -> None:
-    for prompt in [one for one in PROMPTS if kind(one) == name][:2]:
+@pytest.mark.parametrize(
+    ("first", "end"), [(0, 2), pytest.param(2, None, marks=pytest.mark.slow)], ids=["two of each", "the others"]
+)
+def test_finished_answers_are_valid_and_equal_masked_autoregressive_decoding(
+    model: outpace.Model, name: str, first: int, end: int | None
+) -> None:
+    for prompt in [one for one in PROMPTS if kind(one) == name][first:end]:
         assert prompt.grammar is not None
-        asked: dict[str, Any] = {"grammar": prompt.grammar, "max_new_tokens": 96}
+        asked: dict[str, Any] = {"grammar": prompt.grammar, "max_new_tokens": 96 if end else 160}
         plain = model.generate(prompt.messages, method="none", **asked)
         assert plain.finish_reason in ("stop", "length")
-        assert compiled(prompt.grammar, model.tokenizer).accepts(plain.text) == (plain.finish_reason == "stop")
+        whole = compiled(prompt.grammar, model.tokenizer).accepts(plain.text)
+        # An answer may be whole at the very limit, before its end is drawn.
+        assert whole == (plain.finish_reason == "stop") or (whole and len(plain.tokens) == asked["max_new_tokens"])
+        if whole:
+            judged(prompt, plain.text)
         assert model.generate(prompt.messages, method="auto", **asked).tokens == plain.tokens
         cut = model.generate(prompt.messages, method="auto", **{**asked, "max_new_tokens": 3})
         assert cut.finish_reason == "length" and cut.tokens == plain.tokens[:3]

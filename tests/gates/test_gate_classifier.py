@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from outpace.core.errors import BadInput
+from outpace.gates.gate import random_gate
 from outpace.prompts.task import ExactAnswer
-from outpace.training.gates.classifier import Labels, auc, fit, held_out, passing_threshold, stopping_threshold
+from outpace.training.gates.classifier import Fitted, Labels, auc, fit, held_out, passing_threshold, stopping_threshold
 from outpace.training.gates.kinds.bild import DraftToken, best_thresholds, outcome
 from outpace.training.gates.tasks import tasks
 
@@ -45,6 +46,13 @@ def test_a_classifier_separates_what_can_be_separated() -> None:
     assert 0.3 < float(stands.float().mean()) < 0.7
     stopping = stopping_threshold(fitted, 0.1)
     assert float((fitted.probs[fitted.labels > 0.5] < stopping).float().mean()) <= 0.1
+
+
+def test_pivots_that_are_certain_do_not_stand() -> None:
+    """The classifier's float32 rounds to 1, and a threshold of 1 would let everything stand."""
+    fitted = Fitted(random_gate(5), torch.ones(400), torch.ones(400), {})
+    assert stopping_threshold(fitted, 0.1) < 1.0
+    assert stopping_threshold(fitted, 1.0) == 1.0
 
 
 def test_thresholds_where_nothing_can_be_told() -> None:

@@ -52,6 +52,15 @@ def test_what_is_written_is_read(folder: Path) -> None:
         found.threshold("fallback")
 
 
+def test_thresholds_that_training_cannot_have_chosen_are_refused(folder: Path) -> None:
+    for wrong in (-0.5, 1.5):
+        changed(folder, thresholds={"threshold": wrong, "rollback": wrong})
+        found = opened(folder)
+        with pytest.raises(BadInput, match=f"threshold={wrong:g}, which must be between 0 and 1; train it again"):
+            found.threshold("threshold")
+    assert found.threshold("rollback", 100.0) == 1.5
+
+
 def test_a_probe_tells_draft_models_apart() -> None:
     assert alike(draft_probe(DRAFT), draft_probe(DRAFT))
     assert not alike(draft_probe(DRAFT), draft_probe(TARGET))

@@ -54,6 +54,13 @@ def test_a_gate_that_always_asks_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.certification
+def test_pad_s_gate_may_be_asked_and_let_nothing_stand() -> None:
+    """At threshold 0 it is not asked; at one that no probability falls below it is, and nothing stands all the same."""
+    certificate = certified("pad", {**TRUSTS["pad"], "threshold": 1e-30})
+    assert certificate.max_abs_error is not None and certificate.max_abs_error < 1e-6, certificate.verdict
+
+
+@pytest.mark.certification
 @pytest.mark.parametrize("name", GATED)
 def test_a_gate_that_trusts_changes_the_distribution(name: str) -> None:
     certificate = certified(name, TRUSTS[name])

@@ -148,6 +148,15 @@ def test_a_streamer_is_given_the_prompt_and_every_token(llama: tuple[Any, Any]) 
         accelerated.generate(**inputs(), streamer=Listening())
 
 
+def test_rows_that_have_fewer_beams_than_asked_for_are_refused(llama: tuple[Any, Any]) -> None:
+    _, accelerated = llama
+    given = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 4}
+    with pytest.raises(BadInput, match="row 0 has 1 beams, fewer than num_return_sequences=3"):
+        accelerated.generate(
+            **inputs(), **given, prefix_allowed_tokens_fn=lambda row, ids: [5] if row == 0 else list(range(60))
+        )
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_beams_have_the_scores_of_transformers(llama: tuple[Any, Any]) -> None:
     model, accelerated = llama

@@ -84,12 +84,16 @@ def refused(to: TestClient, status: int, *said: str, path: str = CHAT, **body: A
     return error
 
 
+OTHER_BLANKS = "\u00a0\u3000\x0b\x0c"
+"""White space to Python, not to JSON."""
+
+
 class Scripted(Letters):
     """A tokenizer of single characters with a chat template, for answers that are written beforehand."""
 
     def __init__(self, template: str, marker: str = "") -> None:
         self.template = template
-        self.characters = [*map(chr, range(32, 127)), "\n", marker]
+        self.characters: list[str] = [*map(chr, range(32, 127)), "\n", *OTHER_BLANKS, marker]
         self.fingerprint = repr(self.characters)
 
     def encode(self, text: str) -> list[int]:

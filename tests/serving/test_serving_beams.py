@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from cli_support import toy
 from outpace.model import Model
 from outpace.serving.offered import Defaults
 from outpace.serving.service import Service
+from outpace.serving.tenants import Tenant
+from outpace.targets.table import TableTarget
 from serving_support import COMPLETE, chat, client, complete, refused, service
 
 
@@ -41,6 +47,21 @@ def test_beams_of_several_prompts_and_with_penalties() -> None:
         about = {"num_beams": 2, "n": 2, "length_penalty": 2.0, "early_stopping": "never", "echo": True}
         both = complete(to, prompt=["ab", "cd"], **about)
     assert [choice["text"][:2] for choice in both["choices"]] == ["ab", "ab", "cd", "cd"]
+
+
+def test_a_prompt_that_has_fewer_beams_keeps_the_numbers_of_its_choices() -> None:
+    with client() as to:
+        both = complete(to, prompt=["ab", "cd"], num_beams=2, n=2, temperature=1.0, seed=1, top_k=1, echo=True)
+    assert [(choice["index"], choice["text"][:2]) for choice in both["choices"]] == [(0, "ab"), (2, "cd")]
+
+
+def test_all_beams_that_are_answered_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(Tenant, "charge", lambda _, tokens: charged.append(tokens))
+    with client() as to:
+        answer = complete(to, num_beams=3, n=3)
+    assert charged == [answer["usage"]["completion_tokens"]]
+    assert charged[0] == sum(len(choice["text"]) for choice in answer["choices"]) > 12
 
 
 def test_what_beams_cannot_do_is_refused_by_name() -> None:
@@ -100,8 +121,20 @@ def test_the_server_s_rule_is_not_one_of_groups() -> None:
     assert answer["usage"]["speculation"]["method"] == "smcsd"
 
 
-def test_choices_of_one_prompt_share_its_k_v() -> None:
+def test_choices_of_one_prompt_share_its_k_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def counted(self: TableTarget, sequences: Any, *about: Any, **more: Any) -> None:
+        before = sum(len(one.kv) for one in sequences)
+        honest(self, sequences, *about, **more)
+        rows.append(sum(len(one.kv) for one in sequences) - before)
+
+    honest = TableTarget.prefill
     with client() as to:
+        with monkeypatch.context() as patched:
+            patched.setattr(TableTarget, "prefill", counted)
+            one = complete(to, prompt="ab" * 20, n=3, temperature=1.0, seed=5)
+        assert sum(rows) == 2 * 20 - 1
         one = complete(to, n=3, temperature=1.0, seed=5)
         alone = [complete(to, temperature=1.0, seed=seed) for seed in (5, 6, 7)]
     assert [choice["text"] for choice in one["choices"]] == [each["choices"][0]["text"] for each in alone]

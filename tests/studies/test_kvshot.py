@@ -149,6 +149,7 @@ def test_what_it_lacks_is_refused(cli: Run) -> None:
     refused(cli("study", "kvshot"), "K/V of this model cannot be made")  # the toy model shows no weights
     refused(cli("study", "kvshot", "--setting", "layer=99"), "layer 99 does not exist")
     refused(cli("study", "kvshot", "--setting", "steps=1"), "setting 'steps'")
+    refused(cli("study", "kvshot", "--prompts", "structured"), "study decodes without grammars")
 
 
 def test_figures_of_chains_by_hand() -> None:

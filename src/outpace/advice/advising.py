@@ -39,7 +39,7 @@ from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import prompts_of, stratified, unique
+from outpace.prompts.questions import prompts_of, stratified, unique, without_grammars
 from outpace.targets.base import Target
 
 MINUTES = 5.0
@@ -97,7 +97,7 @@ def advise(
     """
     if engine not in ENGINES:
         raise BadInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine}")
-    questions = prompts_of(prompts)
+    questions = without_grammars(prompts_of(prompts), "advise")
     if not isinstance(model, Model):
         import outpace.loading
 

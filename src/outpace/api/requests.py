@@ -23,6 +23,7 @@ from outpace.engine.best_of import best_of
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.populations.beam_options import BeamOptions
+from outpace.engine.populations.group import check_memory
 from outpace.engine.request import Generation, Request
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.methods.default_method import DEFAULT_METHOD
@@ -30,6 +31,9 @@ from outpace.methods.named_weights import DraftModels, Heads
 from outpace.methods.registry import Context, build, find
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
+
+MOST_SAMPLES = 65_536
+"""Of one prompt: each is a request, and all are made before the first runs."""
 
 
 class LoadedModel(Protocol):
@@ -130,6 +134,10 @@ def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str,
                 raise
             raise BadInput(f"prompt {len(requests) // each + 1} of {len(prompts.ids)}: {error}") from error
         requests += samples(request, 0, each)
+    at_once = requests[: model.shared.limits.max_batch]
+    groups = [(one, population) for one in at_once if (population := one.population) is not None]
+    if len(groups) > 1:
+        check_memory(groups, model.target)
     return asked
 
 
@@ -214,6 +222,9 @@ def _requests_each(n: Any, chosen: Chosen) -> int:
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
         raise BadInput(f"n must be a whole number of samples, at least 1, not {shown(n)}")
     count, most, beams, greedy = n or 1, chosen.best_of, chosen.beams, chosen.params.greedy
+    for name, many in (("n", count), ("best_of", most or 1)):
+        if many > MOST_SAMPLES:
+            raise BadInput(f"{name} must be at most {MOST_SAMPLES:,}, not {many:,}; ask several times")
     if beams is not None:
         if most is not None:
             raise BadInput("best_of chooses among samples, and num_beams among beams; give one of them")

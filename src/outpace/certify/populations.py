@@ -74,6 +74,7 @@ def _of_two(
 BEAM_CELLS = (
     Cell("temperature 1", SamplingParams(temperature=1.0), 2, {"num_draft_tokens": 1}),
     Cell("temperature 0.6, two layers", SamplingParams(temperature=0.6), 3, {"num_draft_tokens": 2}, vocab_size=2),
+    Cell("temperature 0.02", SamplingParams(temperature=0.02), 2, {"num_draft_tokens": 1}, seed=21),
     Cell("stop token", SamplingParams(temperature=1.0), 2, {"num_draft_tokens": 1}, frozenset({2}), seed=12),
     Cell("top-k 2", SamplingParams(temperature=1.1, top_k=2), 2, {"num_draft_tokens": 1}, seed=13),
     Cell(
@@ -99,9 +100,9 @@ BEAM_CELLS = (
     Cell("temperature 0, stop token", SamplingParams(), 6, {"num_draft_tokens": 2}, frozenset({1}), 5, seed=17),
 )
 PARTICLE_CELLS = (
-    _of_two("multinomial", 3, {"resampling": "multinomial", "ess_threshold": 1.0}),
+    _of_two("multinomial, two rounds", 4, {"resampling": "multinomial", "ess_threshold": 1.0}),
     _of_two("systematic, two rounds", 4, {"resampling": "systematic", "ess_threshold": 1.0}, temperature=0.8),
-    _of_two("residual", 3, {"resampling": "residual", "ess_threshold": 0.95}),
+    _of_two("residual, two rounds", 4, {"resampling": "residual", "ess_threshold": 0.95}),
     _of_two("never resampled", 4, {"ess_threshold": 0.0}),
     _of_two("stop token", 3, {"ess_threshold": 1.0}, frozenset({1})),
     _of_two("penalties", 3, {"ess_threshold": 1.0}, presence_penalty=0.5),

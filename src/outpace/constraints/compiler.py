@@ -11,6 +11,7 @@ from typing import Any
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.constraints.parser_state import Cursor, ParserState
 from outpace.constraints.schema_check import check_schema
+from outpace.constraints.schema_limits import check_expressible
 from outpace.constraints.schema_patterns import by_standards
 from outpace.constraints.token_trie import TokenTrie, engine, token_trie
 from outpace.core.errors import BadInput, shortened
@@ -27,6 +28,8 @@ _ITEMS = 50_000
 """What the parser may hold at one place: an object with optional keys takes four for each."""
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is laid out where a schema says nothing of it, in the engine's words."""
+_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+r"""No ``\uXXXX``: the engine compares keys as they are written, so that one could spell a named key unseen."""
 
 _EVERY_SPELLING = '%llguidance { "no_forcing": true }'
 """Text that the grammar forces may be spelled in every way that the vocabulary has, as everywhere else."""
@@ -199,13 +202,16 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it, or
-    where it is nested too deeply."""
+    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it,
+    where the engine would not hold answers to it, or where it is nested too deeply."""
     try:
         check_schema(schema)
+        check_expressible(schema)
         schema = by_standards(schema)
         if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
+            given = schema.get("x-guidance", {})
+            layout = {"item_separator": ",", "key_separator": ":"} if given.get("whitespace_flexible") else LAYOUT
+            schema = {**schema, "x-guidance": {**layout, **given, **_ESCAPES}}
         return f"%json {json.dumps(schema, ensure_ascii=False)}"
     except RecursionError:
         raise BadInput("the schema cannot be used: it is nested too deeply") from None
@@ -218,10 +224,6 @@ def _literal(text: str) -> str:
 
 def _is_gbnf(rules: str) -> bool:
     return re.search(r"^\s*root\s*::=", rules, re.MULTILINE) is not None
-
-
-def _dict(given: Any) -> dict[str, Any]:
-    return given if isinstance(given, dict) else {}
 
 
 def _unanchored(pattern: str) -> str:

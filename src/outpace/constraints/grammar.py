@@ -54,8 +54,8 @@ class Grammar:
         """JSON that a schema describes: a dict, JSON text, True for any JSON, or a pydantic model's class.
 
         The layout is fixed: ``{"a": 1, "b": [1, 2]}``, keys in the schema's order. ``"x-guidance":
-        {"whitespace_flexible": true}`` at the schema's top allows any white space. Raises BadInput for what is no
-        schema.
+        {"whitespace_flexible": true}`` at the schema's top allows any white space. Texts have no ``\\uXXXX``. Raises
+        BadInput for what is no schema.
         """
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()

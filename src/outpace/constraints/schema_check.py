@@ -118,7 +118,7 @@ class _Finite:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(at, Mapping) and key in at:
                 at = at[key]
-            elif isinstance(at, list) and key.isdigit() and int(key) < len(at):
+            elif isinstance(at, list) and key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < len(at):
                 at = at[int(key)]
             else:
                 return None

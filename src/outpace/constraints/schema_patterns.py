@@ -14,9 +14,9 @@ from outpace.constraints.schema_formats import with_strict_format
 _SPACE = "[\\s\ufeff--\x85]"
 _OTHER = "[^\\s\ufeff--\x85]"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_INSTANCES = frozenset({"const", "default", "enum", "examples"})
+INSTANCES = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are instances, not schemas."""
-_BY_NAME = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+BY_NAME = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values are schemas by names, which may be those of keywords."""
 
 
@@ -37,13 +37,13 @@ def by_standards(schema: Any) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _INSTANCES:
+        if key in INSTANCES:
             found[key] = value
         elif key == "pattern" and isinstance(value, str):
             found[key] = ecma_pattern(value)
         elif key == "patternProperties" and isinstance(value, dict):
             found[key] = {ecma_pattern(name): by_standards(one) for name, one in value.items()}
-        elif key in _BY_NAME and isinstance(value, dict):
+        elif key in BY_NAME and isinstance(value, dict):
             found[key] = {name: by_standards(one) for name, one in value.items()}
         else:
             found[key] = by_standards(value)

@@ -300,7 +300,8 @@ class SharedDecoder:
         one = ticket.generation
         if one is None or one.sequence.kv is None:
             return ticket, 0, 0
-        return ticket, min(self.target.length(one.sequence.kv), one.sequence.prompt_length), len(one.tokens)
+        output = len(one.tokens) if one.group is None else one.group.written
+        return ticket, min(self.target.length(one.sequence.kv), one.sequence.prompt_length), output
 
     def _charge(self, before: Seq[tuple[Ticket, int, int]]) -> None:
         """Count what the step has done for every tenant."""

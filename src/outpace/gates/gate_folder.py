@@ -32,11 +32,17 @@ class StoredGate:
     config: GateConfig
     gate: Gate | None
 
-    def threshold(self, name: str) -> float:
-        """What training chose for the setting ``name``. Raises BadInput where it did not."""
+    def threshold(self, name: str, most: float = 1.0) -> float:
+        """What training chose for the setting ``name``, at most ``most``. Raises BadInput where it did not."""
         if name not in self.config.thresholds:
             raise BadInput(f"the gate's {CONFIG} has no threshold '{name}'; train it again (outpace train)")
-        return self.config.thresholds[name]
+        found = self.config.thresholds[name]
+        if not 0.0 <= found <= most:
+            raise BadInput(
+                f"the gate's {CONFIG} has {name}={found:g}, which must be between 0 and {most:g}; train it again "
+                "(outpace train)"
+            )
+        return found
 
 
 def check_new_folder(folder: Path) -> None:

@@ -58,6 +58,16 @@ def prompts_of(given: Sequence[Prompt | str] | str | Path | None, limit: int | N
     return found if limit is None else stratified(found, limit)
 
 
+def without_grammars(prompts: Sequence[Prompt], where: str) -> Sequence[Prompt]:
+    """The prompts. Raises BadInput for one with a grammar, which ``where`` would not hold its answers to."""
+    if held := next((prompt for prompt in prompts if prompt.grammar is not None), None):
+        raise BadInput(
+            f"{where} decodes without grammars, and prompt '{held.id}' has one; leave out such prompts (bench and "
+            "eval-head take them)"
+        )
+    return prompts
+
+
 def stratified(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     """The first prompt of every category, then the second of every category, and so on: at most ``limit``."""
     turns = zip_longest(*_by_category(prompts))

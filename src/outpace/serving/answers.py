@@ -95,7 +95,7 @@ class ChatAnswers(_Answers):
     _kind = "chat.completion.chunk"
 
     def whole(self) -> Json:
-        choices = [self._choice(index, one) for index, one in enumerate(self.job.answers)]
+        choices = [self._choice(index, one) for index, one in self.job.answers]
         return self._object("chat.completion", choices, usage=usage(self.job), service_tier="default")
 
     def begin(self) -> Iterator[Json]:
@@ -175,7 +175,7 @@ class CompletionAnswers(_Answers):
 
     def whole(self) -> Json:
         choices = []
-        for index, one in enumerate(self._best()):
+        for index, one in self._best():
             echoed = self._echoed(index)
             choices.append(
                 {
@@ -239,13 +239,13 @@ class CompletionAnswers(_Answers):
     def _echoed(self, index: int) -> str:
         return "" if self.prompts is None else self.prompts[index // self.n]
 
-    def _best(self) -> Seq[Generation | Answer]:
-        """Of each prompt's answers those with the highest mean log-probability of a token, the best first."""
+    def _best(self) -> Seq[tuple[int, Generation | Answer]]:
+        """Of each prompt's answers those with the highest mean log-probability of a token, the best first; numbered."""
         if self.best_of == self.n:
             return self.job.answers
         found = self.job.generations
         groups = [found[at : at + self.best_of] for at in range(0, len(found), self.best_of)]
-        return [one for group in groups for one in best_of(group, self.n)]
+        return list(enumerate(one for group in groups for one in best_of(group, self.n)))
 
 
 def _reason(reason: str | None, parser: ToolParser | None = None) -> str:

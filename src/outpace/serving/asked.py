@@ -25,6 +25,8 @@ _ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
 _TOKEN_ID = re.compile(r"-?(0|[1-9][0-9]{0,8})")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping")
+_MOST_TOPK = 64
+"""Tokens behind each node that a request's weights may look at: every round scores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ def _weighting(given: str, most_nodes: int) -> ConstraintWeighting:
     if found.max_nodes > most_nodes:
         raise ApiError(
             f"'{name}': max_nodes is {found.max_nodes:,}, and this server scores {most_nodes:,} for a request at most; "
+            "lower it",
+            param=name,
+        )
+    if found.topk > _MOST_TOPK:
+        raise ApiError(
+            f"'{name}': topk is {found.topk:,}, and this server looks at {_MOST_TOPK} tokens behind another at most; "
             "lower it",
             param=name,
         )

@@ -126,15 +126,21 @@ class Job:
         return [one.generation for one in self.tickets if one.generation is not None]
 
     @property
-    def answers(self) -> list[Generation | Answer]:
-        """The choices, of requests with beams the best of these."""
-        found: list[Generation | Answer] = []
-        for one in self.generations:
+    def answers(self) -> list[tuple[int, Generation | Answer]]:
+        """The choices, of requests with beams the best of these, each with its number. A prompt has the numbers of
+        ``n`` choices, also where it has fewer beams."""
+        found: list[tuple[int, Generation | Answer]] = []
+        for at, one in enumerate(self.generations):
             if one.request.beams is None:
-                found.append(one)
+                found.append((at, one))
             else:
-                found.extend(answers(one, self.decoder.tokenizer, self.n))
+                found.extend(enumerate(answers(one, self.decoder.tokenizer, self.n), at * self.n))
         return found
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(one.tokens) for _, one in self.answers)
 
     @property
     def prompt_tokens(self) -> int:

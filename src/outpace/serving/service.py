@@ -134,7 +134,7 @@ class Service:
         """A call has ended, or its caller has left: it is cancelled, counted and logged; its timeline stays."""
         job.cancel()
         generations, counted = job.generations, job.counted
-        tenant.charge(sum(len(one.tokens) for one in generations))
+        tenant.charge(job.completion_tokens)
         self._jobs.put(job.id, (tenant.name, job.timelines()))
         if self.trace is not None:
             try:

@@ -16,7 +16,9 @@ from outpace.serving.call_scanner import CallScanner
 from outpace.serving.errors import ApiError
 from outpace.serving.tools import Call, Format
 
-_BETWEEN = " \t\r\n,;"
+BLANK = " \t\r\n"
+"""White space that may stand around the beginning of a call: what ``tool_grammar`` takes for it, no other."""
+_BETWEEN = f"{BLANK},;"
 """What may stand between two calls."""
 
 
@@ -122,7 +124,7 @@ class ToolParser:
 
     def _start(self, final: bool) -> bool:
         """Before anything else: a call without a marker, for formats that have such."""
-        found = self._opening(self._rest.lstrip())
+        found = self._opening(self._rest.lstrip(BLANK))
         if found is None and not final:
             return False
         self._where = "text"
@@ -138,7 +140,7 @@ class ToolParser:
         if not self.format.openings:
             return ()
         for opener in self.format.openings:
-            body = text.removeprefix(opener).lstrip()
+            body = text.removeprefix(opener).lstrip(BLANK)
             if opener.startswith(text) or (text.startswith(opener) and not body):
                 return None
             if text.startswith(opener) and body.startswith("{"):
@@ -160,14 +162,14 @@ class ToolParser:
 
     def _open(self, final: bool) -> bool:
         """After a marker."""
-        body = self._rest.lstrip()
+        body = self._rest.lstrip(BLANK)
         if not body:
             if final:
                 self._refuse()
             return final
         if self.format.listed and body.startswith("["):
             body = body[1:]
-        bare = self.format.listed and len(body) == len(self._rest.lstrip()) and not body.startswith("{")
+        bare = self.format.listed and len(body) == len(self._rest.lstrip(BLANK)) and not body.startswith("{")
         self._attempt += self._rest[: len(self._rest) - len(body)]
         self._rest = body
         if bare:

@@ -21,9 +21,8 @@ def usage(job: Job) -> dict[str, Any]:
     first = job.requests[0]
     counted = job.counted
     cached = {id(one.request.prompt): one.metrics.cached_tokens for one in job.generations}
-    prompt, answer = job.prompt_tokens, sum(len(one.tokens) for one in job.answers)
     return {
-        **counts(prompt, answer),
+        **counts(job.prompt_tokens, job.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         "speculation": {
             "seed": None if first.params.greedy else first.params.fixed_seed,

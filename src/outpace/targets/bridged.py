@@ -213,12 +213,20 @@ class BridgedTarget(Target):
             part.tree.check_path(path)
             last = path[-1] if path else ROOT
             inner.append(found.scores[index].tree.path(found.ends[index][last + 1]))
+            self._commit_to(part.sequence.kv.inner.sequence, found.scores[index])
         self.draft.commit(found.scores, inner)
         for part, path in zip(scores.parts, paths, strict=True):
             if path is not None:
                 kv: BridgedKV = part.sequence.kv
                 self._append(kv, [part.sequence.tokens[len(kv.ends)], *(part.tree.tokens[node] for node in path)])
                 kv.inner.follow(kv.ids)
+
+    @staticmethod
+    def _commit_to(sequence: Sequence, scores: TreeScores) -> None:
+        """The draft model's rows go to ``sequence``: a fork of the one that was scored, where K/V was copied since."""
+        if scores.sequence is not sequence:
+            sequence.tokens[:] = scores.sequence.tokens
+            scores.sequence = sequence
 
     def fork(self, kv: BridgedKV, length: int | None = None) -> BridgedKV:
         ends = kv.ends[: rows_to_keep(length, len(kv.ends))]

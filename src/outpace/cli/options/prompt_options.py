@@ -8,7 +8,7 @@ from typing import Annotated
 
 from outpace.cli.options.declaration import option
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts
+from outpace.prompts.questions import load_prompts, without_grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class PromptFile:
         option(
             value="FILE",
             text="Prompts: Spec-Bench questions, JSONL, JSON or plain text; or a name: structured (60 prompts with "
-            "grammars), software (18 about code), code-editing, ... [dim]\\[default: embedded set][/]",
+            "grammars, for bench and eval-head), software (18 about code), code-editing, ... "
+            "[dim]\\[default: embedded set][/]",
         ),
     ] = None
     limit: Annotated[int | None, option(value="N", text="Use only N prompts, taken from all categories in turn.")] = (
@@ -31,3 +32,7 @@ class PromptFile:
         """The prompts, where none are named those of the set ``default``. Raises BadInput for a file that holds none,
         and a limit below 1."""
         return load_prompts(self.prompts or default, self.limit)
+
+    def read_free(self, command: str, default: str | None = None) -> list[Prompt]:
+        """As ``read``, for a command that cannot hold answers to a grammar: BadInput for prompts that have one."""
+        return list(without_grammars(self.read(default), f"outpace {command}"))

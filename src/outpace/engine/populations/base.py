@@ -121,6 +121,10 @@ class GroupDrafter(ABC):
         """Bytes of K/V that it holds for a member of so many tokens."""
         return 0
 
+    def most_nodes(self, members: int) -> int:
+        """Nodes of a forest for so many members, at most."""
+        return 0
+
 
 class NoForest(GroupDrafter):
     """Drafts nothing: a round is an autoregressive step of every member."""

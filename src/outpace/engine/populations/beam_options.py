@@ -32,7 +32,7 @@ class BeamOptions:
         if not 1 <= self.num_beams <= MOST_BEAMS:
             raise BadInput(f"num_beams must be between 1 and {MOST_BEAMS}, not {self.num_beams}")
         penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, Real) or not -1e3 <= float(penalty) <= 1e3:
+        if isinstance(penalty, bool) or not isinstance(penalty, Real) or not -1e3 <= penalty <= 1e3:
             raise BadInput(f"length_penalty must be a number between -1000 and 1000, not {shown(penalty)}")
         if self.early_stopping not in (True, False, "never") or isinstance(self.early_stopping, int | float) != (
             isinstance(self.early_stopping, bool)

@@ -158,18 +158,20 @@ class BeamRule(GroupRule):
     def _drawn(
         state: BeamState, beams: Seq[Place], layer: Layer | None, rows: Tensor, one: TreeScores, chance: Chance
     ) -> Iterator[int]:
+        """Continuations, drawn one after the other without replacement."""
         from outpace.engine.populations import joint
 
         params, open_rows = state.ends.request.params, one.sequence.sampler.open_rows
-        p = joint.joint_distribution(rows, [beam.log_weight for beam in beams], params, open_rows)
-        if layer is None or layer.q is None:
-            return joint.ordered_draws(p, chance)
-        # Draws after beams that were not chosen are passed over. Whether a draw is one of these is known without its
-        # token, so the others are draws from q over the chosen beams alone.
-        begins = {(beam.member, beam.node): at * rows.shape[1] for at, beam in enumerate(beams)}
-        proposed = [begins[draw[:2]] + draw.token for draw in layer.draws if draw[:2] in begins]
-        q = {begins[draw[:2]] + draw.token: weight for draw, weight in layer.q.items() if draw[:2] in begins}
-        return joint.ordered_draws(p, chance, proposed, q)
+        weights = [beam.log_weight for beam in beams]
+        p = joint.joint_distribution(rows, weights, params, open_rows)
+        proposed, q = list[int](), dict[int, float]()
+        if layer is not None and layer.q is not None:
+            # Draws after beams that were not chosen are passed over. Whether a draw is one of these is known without
+            # its token, so the others are draws from q over the chosen beams alone.
+            begins = {(beam.member, beam.node): at * rows.shape[1] for at, beam in enumerate(beams)}
+            proposed = [begins[draw[:2]] + draw.token for draw in layer.draws if draw[:2] in begins]
+            q = {begins[draw[:2]] + draw.token: weight for draw, weight in layer.q.items() if draw[:2] in begins}
+        return joint.ordered_draws(p, chance, proposed, q, joint.renewing(p, rows, weights, params, open_rows))
 
     def _finish(self, state: BeamState, ended: Seq[Hypothesis]) -> None:
         width = self.options.num_beams

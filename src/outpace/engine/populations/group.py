@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from outpace.engine.request import Request
 
 
+_LOGIT_BYTES = 4
+
+
 class Group:
     """One request's group. The request's own sequence holds the prompt and lends its K/V to the members."""
 
@@ -41,6 +44,8 @@ class Group:
         self._forest = Forest([])
         self._length = 0
         """New tokens of each member."""
+        self.written = 0
+        """New tokens of all members, those of members that are gone among them."""
         self._closed = False
 
     def _sequence(self, tokens: Seq[int], ancestor: Sequence | None = None, kv: Any = None) -> Sequence:
@@ -80,6 +85,11 @@ class Group:
         self._forest = self.population.drafter.propose(self._draft_state, self.members, room, self._chance("draft"))
         return [(one.sequence, tree) for one, tree in zip(self.members, self._forest.trees, strict=True)]
 
+    def undrafted(self) -> list[tuple[Sequence, TokenTree]]:
+        """Trees of no nodes, for a round that ends the group."""
+        self._forest = Forest([TokenTree() for _ in self.members])
+        return [(one.sequence, tree) for one, tree in zip(self.members, self._forest.trees, strict=True)]
+
     def judge(self, scores: Scores, first: int) -> GroupVerdict:
         """The rule's verdict; the group's trees are those from part ``first`` on. Raises OutpaceError."""
         parts = scores.parts[first : first + len(self.members)]
@@ -87,6 +97,7 @@ class Group:
 
     def take(self, target: Target, verdict: GroupVerdict, scores: Scores, first: int) -> None:
         """Become what the verdict says."""
+        self.written += verdict.tokens * len(self.members)
         if verdict.ended is not None:
             self.hypotheses = verdict.ended
             return
@@ -133,15 +144,29 @@ def check_group(request: Request, population: Population, target: Target) -> Non
     for why, so in refused.items():
         if so:
             raise BadInput(why)
-    tokens = most_tokens(request, target)
-    population.rule.check(params, tokens - len(request.prompt))
-    drafted = population.drafter.kv_bytes(tokens) * population.size
-    needed, free = target.kv_bytes(None, tokens) * (population.size + 1) + drafted, free_memory(target)
+    population.rule.check(params, most_tokens(request, target) - len(request.prompt))
+    check_memory([(request, population)], target)
+
+
+def check_memory(groups: Seq[tuple[Request, Population]], target: Target) -> None:
+    """Raise BadInput for groups that would not fit into memory together: their K/V, that of their draft models, and
+    the logits of a round."""
+    needed, free = sum(_bytes(request, population, target) for request, population in groups), free_memory(target)
     if needed > free:
+        request, population = groups[0]
+        together = "" if len(groups) == 1 else f", {len(groups)} times at once,"
         raise BadInput(
-            f"{population.size} {called} of {tokens:,} tokens need {needed / 2**20:,.0f} MiB of K/V, and "
-            f"{free / 2**20:,.0f} MiB are free; lower their number, or max_new_tokens"
+            f"{population.size} {population.called} of {most_tokens(request, target):,} tokens{together} need "
+            f"{needed / 2**20:,.0f} MiB of K/V and logits, and {free / 2**20:,.0f} MiB are free; lower their number, "
+            "or max_new_tokens"
         )
+
+
+def _bytes(request: Request, population: Population, target: Target) -> int:
+    tokens, size, drafter = most_tokens(request, target), population.size, population.drafter
+    rows = size + drafter.most_nodes(size)
+    kept = target.kv_bytes(None, tokens) * (size + 1) + drafter.kv_bytes(tokens) * size
+    return kept + rows * target.vocab_size * _LOGIT_BYTES
 
 
 def most_tokens(request: Request, target: Target) -> int:

@@ -14,12 +14,16 @@ from outpace.targets.base import Scores, Sequence, Target
 
 
 def draft_groups(groups: Seq[Generation], split: Seq[dict[str, float]]) -> list[tuple[Sequence, TokenTree]]:
-    """The trees of all groups, group by group."""
+    """The trees of all groups, group by group. One whose drafter fails ends with its error."""
     batch: list[tuple[Sequence, TokenTree]] = []
     for one, phases in zip(groups, split, strict=True):
         assert one.group is not None
         with Timed([phases], "draft"):
-            batch += one.group.propose()
+            try:
+                batch += one.group.propose()
+            except OutpaceError as error:
+                one.fail(error)
+                batch += one.group.undrafted()
     return batch
 
 
@@ -33,11 +37,12 @@ def judge_groups(
         assert group is not None
         count = len(group.members)
         verdict: GroupVerdict | None = None
-        with Timed([phases], "accept"):
-            try:
-                verdict = group.judge(scores, first)
-            except OutpaceError as error:
-                one.fail(error)
+        if one.error is None:
+            with Timed([phases], "accept"):
+                try:
+                    verdict = group.judge(scores, first)
+                except OutpaceError as error:
+                    one.fail(error)
         if verdict is not None:
             nodes, depth = group.drafted
             group.take(target, verdict, scores, first)

@@ -13,31 +13,41 @@ of probabilities is written down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outpace.core.chance import Chance
+from outpace.core.processors import ProcessorFailure
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, normalised
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.base import TreeScores
+
+_LITTLE = 1e-20
+"""Of a distribution, what is left of it is relative to: pairs of a share below 1e-38 are lost to floating point."""
 
 
 def log_probs(scores: TreeScores, nodes: Seq[int]) -> Tensor:
     """Log-probabilities of every token after ``nodes``: (len(nodes), V) float32.
 
     Bias, penalties and processors change log-probabilities, not logits, and nothing is normalised afterwards: as in
-    transformers' beam search.
+    transformers' beam search. Raises ProcessorFailure for a processor that raises; one that bans every token leaves a
+    row of -inf.
     """
     rows = scores.logits[[node + 1 for node in nodes]].float().log_softmax(-1)
     sampler = scores.sequence.sampler
     if not sampler.changes_logits:
         return rows
     where = {node + 1: at for at, node in enumerate(nodes)}
-    return TreeDistribution(sampler, scores.tree, rows, where, lambda: scores.logits).processed(nodes)
+    found = TreeDistribution(sampler, scores.tree, rows, where, lambda: scores.logits)
+    processed = found.processed(nodes)
+    for node in nodes:
+        if isinstance(failure := found.failure(node), ProcessorFailure):
+            raise failure
+    return processed
 
 
 class JointDistribution:
@@ -45,7 +55,7 @@ class JointDistribution:
     and ``shares``, what each beam has of ``total``."""
 
     def __init__(self, laws: Seq[TokenDistribution | None], shares: Seq[float], vocab_size: int) -> None:
-        self._laws, self._shares, self._vocab_size = list(laws), list(shares), vocab_size
+        self.laws, self._shares, self._vocab_size = list(laws), list(shares), vocab_size
         self.total = math.fsum(shares)
 
     @classmethod
@@ -55,13 +65,13 @@ class JointDistribution:
 
     def __getitem__(self, place: int) -> float:
         beam, token = divmod(place, self._vocab_size)
-        law = self._laws[beam]
+        law = self.laws[beam]
         return 0.0 if law is None else self._shares[beam] * law[token]
 
     def draw(self, chance: Chance) -> int:
         """A place, in proportion to what it has. ``total`` must be above 0."""
         beam = chance.categorical(torch.tensor(self._shares, dtype=torch.float64))
-        law = self._laws[beam]
+        law = self.laws[beam]
         assert law is not None
         return beam * self._vocab_size + chance.categorical(law)
 
@@ -71,12 +81,16 @@ class JointDistribution:
         for place in places:
             beam, token = divmod(place, self._vocab_size)
             tokens.setdefault(beam, []).append(token)
-        laws, shares = list(self._laws), list(self._shares)
+        laws, shares = list(self.laws), list(self._shares)
         for beam, some in tokens.items():
             if (law := laws[beam]) is not None:
                 laws[beam], left = law.residual(None, some)
                 shares[beam] *= left
         return JointDistribution(laws, shares, self._vocab_size)
+
+
+Renewed = Callable[[Seq[int]], JointDistribution]
+"""From places that were drawn to the joint distribution without them, of a total of 1."""
 
 
 def joint_distribution(
@@ -108,11 +122,31 @@ def likeliest(joint: Tensor, most: int) -> Iterator[int]:
         yield place
 
 
+def renewing(
+    p: JointDistribution, rows: Tensor, weights: Seq[float], params: SamplingParams, open_rows: OpenRows
+) -> Renewed:
+    """What makes ``p``, the joint distribution of the other arguments, anew without some places: relative to what is
+    left. At low temperatures most pairs are too unlikely, beside the likeliest, for floating point."""
+
+    def renewed(places: Seq[int]) -> JointDistribution:
+        left = rows.clone()
+        if params.top_p < 1.0 or params.min_p > 0.0:
+            for row, law in zip(left, p.laws, strict=True):
+                row[... if law is None else law.dense().to(row.device) == 0.0] = -torch.inf
+        elif 0 < params.top_k < rows.shape[1]:
+            left[rows < rows.topk(params.top_k, dim=-1).values[:, -1:]] = -torch.inf
+        left.view(-1)[list(places)] = -torch.inf
+        return joint_distribution(left, weights, SamplingParams(temperature=params.temperature), open_rows)
+
+    return renewed
+
+
 def ordered_draws(
     p: JointDistribution | Tensor,
     chance: Chance,
     proposed: Iterable[int] = (),
     q: Mapping[int, float] | Tensor | None = None,
+    renewed: Renewed | None = None,
 ) -> Iterator[int]:
     """Places of ``p`` (or of weights, (m,)), drawn one after the other without replacement.
 
@@ -123,6 +157,8 @@ def ordered_draws(
     draws is that of ``p`` alone.
 
     A rejection takes nothing from places that ``q`` does not have: these are one number, and a draw among them.
+
+    ``renewed``: gives ``p`` anew, relative to what is left of it, where that is little (:func:`renewing`).
     """
     joint = p if isinstance(p, JointDistribution) else JointDistribution.of(p)
     weights = dict(enumerate(q.tolist())) if isinstance(q, Tensor) else q or {}
@@ -131,8 +167,16 @@ def ordered_draws(
     proposal = np.array([weights[place] for place in known], dtype=np.float64)
     inside = np.array([joint[place] for place in known], dtype=np.float64)
     outside = joint.without(known)
-    drafts = iter(proposed)
-    while (total := float(inside.sum()) + outside.total) > 0.0:
+    drafts, drawn = iter(proposed), list[int]()
+    while True:
+        total = float(inside.sum()) + outside.total
+        if total < _LITTLE and renewed is not None:
+            joint = renewed(drawn)
+            inside = np.array([joint[place] for place in known], dtype=np.float64)
+            outside = joint.without(known)
+            total = float(inside.sum()) + outside.total
+        if total <= 0.0:
+            return
         rest, beyond = inside / total, outside.total / total
         taken: int | None = None
         for place in drafts:
@@ -149,8 +193,8 @@ def ordered_draws(
             taken = chance.categorical(torch.tensor([*rest.tolist(), beyond], dtype=torch.float64)) if known else 0
         if taken < len(known):
             inside[taken] = 0.0
-            yield known[taken]
+            drawn.append(known[taken])
         else:
-            drawn = outside.draw(chance)
-            outside = outside.without([drawn])
-            yield drawn
+            drawn.append(outside.draw(chance))
+            outside = outside.without(drawn[-1:])
+        yield drawn[-1]

@@ -279,5 +279,11 @@ def _answers(answered: Sequence[Generation], settings: Settings) -> tuple[list[l
     if settings.beams is None:
         return [_new_tokens(one) for one in answered], None
     count = settings.get("num_return_sequences") or 1
+    for row, one in enumerate(answered):
+        if len(one.hypotheses) < count:
+            raise BadInput(
+                f"row {row} has {len(one.hypotheses)} beams, fewer than num_return_sequences={count}: a processor or "
+                "prefix_allowed_tokens_fn allows no more answers; lower num_return_sequences"
+            )
     kept = [hypothesis for one in answered for hypothesis in one.hypotheses[:count]]
     return [list(one.tokens) for one in kept], [one.score for one in kept]

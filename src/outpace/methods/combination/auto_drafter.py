@@ -187,7 +187,7 @@ class Auto(MergedTrees[AutoState]):
         ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
         alone = timed.batch == 1
         for state, budget in zip(states, budgets, strict=True):
-            order, reachable = state.free.likeliestfirst_chance()
+            order, reachable = state.free.likeliest_first()
             ranked.append(order)
             probs.append(reachable)
             first = first_chance(state.free)

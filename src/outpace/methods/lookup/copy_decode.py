@@ -101,7 +101,8 @@ def edited_text(request: Request, tokenizer: ChatTokenizer) -> str:
     Raises BadInput where there is neither, and for a block with a special token, of which no copy would have the text.
     """
     if request.reference_texts:
-        return "".join(request.reference_texts)
+        *first, last = request.reference_texts
+        return "".join(text if not text or text.endswith("\n") else f"{text}\n" for text in first) + last
     blocks = _FENCED.findall(_with_special_tokens(request.prompt, tokenizer))
     if not blocks:
         raise BadInput(

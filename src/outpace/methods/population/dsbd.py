@@ -200,6 +200,9 @@ class JointBeams(GroupDrafter):
     def kv_bytes(self, tokens: int) -> int:
         return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
 
+    def most_nodes(self, members: int) -> int:
+        return self.settings.num_draft_tokens * max(self.settings.max_width, members)
+
 
 @register(
     "dsbd",

@@ -90,7 +90,8 @@ class Chains(GroupDrafter):
             laws = self.draft.open_rows(rows, range(len(rows)), self._params)
             added = []
             for member, (tree, law) in enumerate(zip(trees, laws, strict=True)):
-                assert law is not None
+                if law is None:
+                    raise BadInput("no token can be drafted: the draft model's logits are NaN; take another one")
                 token = chance.categorical(law)
                 added.append((member, tree.add(last, token, QRow(law)), last, token))
         return Forest(trees)
@@ -103,6 +104,9 @@ class Chains(GroupDrafter):
 
     def kv_bytes(self, tokens: int) -> int:
         return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
+
+    def most_nodes(self, members: int) -> int:
+        return self.depth * members
 
 
 def whole_logits(logits: Tensor, temperature: float, share: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,6 +139,7 @@ def passing_threshold(fitted: Fitted, error: float) -> float:
 
 
 def stopping_threshold(fitted: Fitted, missed: float) -> float:
-    """The largest threshold below which at most ``missed`` of the held-out true labels lie."""
+    """The largest threshold below which at most ``missed`` of the held-out true labels lie; below 1, which would let
+    everything stand, unless all may be missed."""
     true = fitted.probs[fitted.labels > 0.5].sort().values
-    return float(true[int(missed * len(true))]) if missed < 1.0 else 1.0
+    return min(float(true[int(missed * len(true))]), math.nextafter(1.0, 0.0)) if missed < 1.0 else 1.0
