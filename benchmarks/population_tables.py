@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from cells import model_label
 from lossy_tables import figure, pooled
 from outpace.bench.figure_text import bounds, number, percent, times
 from outpace.bench.statistics import speedup, speedup_interval, total_rate
@@ -56,7 +57,7 @@ def _gates(results: Results) -> list[str]:
     rows = pooled(results)
     scored = any(row.quality["score"] is not None for row in rows)
     lines = [
-        _about(results[0]["settings"] | {"model": results[0]["model"]["name"]}, results[0]["machine"], rows[0].prompts),
+        _about(results[0]["settings"] | {"model": model_label(results[0]["model"]["name"])}, results[0]["machine"], rows[0].prompts),
         "",
         "| | tokens per forward | speed-up | 95 % | excess NLL | 95 % | edits |" + (" score |" if scored else ""),
         "|---|---|---|---|---|---|---|" + ("---|" if scored else ""),

@@ -37,7 +37,10 @@ def dense(seed: int) -> DenseTarget:
     return DenseTarget(read_decoder_spec(model_of(config(vocab_size=SIZE, num_hidden_layers=1), seed)), "float32")
 
 
-DRAFTS: dict[str, Callable[[], Target]] = {"a table": lambda: TableTarget(SIZE, seed=5), "a dense target": lambda: dense(5)}
+DRAFTS: dict[str, Callable[[], Target]] = {
+    "a table": lambda: TableTarget(SIZE, seed=5),
+    "a dense target": lambda: dense(5),
+}
 
 
 def bridged(draft: Target) -> BridgedTarget:
