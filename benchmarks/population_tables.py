@@ -56,8 +56,9 @@ def _equal(asked: list[Mapping[str, Any]], name: str, base: str) -> str:
 def _gates(results: Results) -> list[str]:
     rows = pooled(results)
     scored = any(row.quality["score"] is not None for row in rows)
+    settings = results[0]["settings"] | {"model": model_label(results[0]["model"]["name"])}
     lines = [
-        _about(results[0]["settings"] | {"model": model_label(results[0]["model"]["name"])}, results[0]["machine"], rows[0].prompts),
+        _about(settings, results[0]["machine"], rows[0].prompts),
         "",
         "| | tokens per forward | speed-up | 95 % | excess NLL | 95 % | edits |" + (" score |" if scored else ""),
         "|---|---|---|---|---|---|---|" + ("---|" if scored else ""),
