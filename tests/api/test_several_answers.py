@@ -135,7 +135,7 @@ def test_the_draft_model_s_k_v_counts_before_anything_runs(method: str, monkeypa
     about: dict[str, Any] = {"method": method, "draft_model": draft, "temperature": 1.0, "max_new_tokens": 4}
     model.generate("abc", **about)
     draft.target.kv_bytes_per_token = 2**30
-    with pytest.raises(BadInput, match=r"of \d+ tokens need [\d,]+ MiB of K/V, and 1 MiB are free"):
+    with pytest.raises(BadInput, match=r"of \d+ tokens need [\d,]+ MiB of K/V and logits, and 1 MiB are free"):
         model.generate("abc", **about)
 
 
