@@ -24,12 +24,18 @@ from outpace.acceptance.forgiving import Forgiving
 from outpace.acceptance.lossy import Corners
 from outpace.core.validation import StrictModel
 
+MOST_DISTANCE = 100.0
+"""Nats."""
+
 
 class RollbackSettings(StrictModel):
     """Settings of ``rollback``."""
 
     distance: float = Field(
-        2.0, ge=0, le=100, description="cross entropy in nats from which a draft token is rolled back; 0 is lossless"
+        2.0,
+        ge=0,
+        le=MOST_DISTANCE,
+        description="cross entropy in nats from which a draft token is rolled back; 0 is lossless",
     )
 
 

@@ -65,7 +65,7 @@ def advise(
     machine.check()
     drafting = Drafting(head=head, draft_model=draft_model)
     drafting.check()
-    questions = opt.PromptFile(prompts).read_free("advise")
+    questions = opt.PromptFile(prompts).read_unconstrained("advise")
     if engine == "vllm":
         from outpace.integrations.vllm.interpreter import find_interpreter
 

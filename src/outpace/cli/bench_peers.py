@@ -90,7 +90,7 @@ def bench_peers(
             from outpace.methods.named_weights import name_and_rest
 
             chosen = tuple(choose(None if peers is None else opt.names(peers)))
-            questions = prompts.read_free("bench-peers")
+            questions = prompts.read_unconstrained("bench-peers")
             names = drafting.settings(["none", *opt.names(methods)], SamplingParams())
             settings = ComparisonSettings(
                 model=model,

@@ -81,7 +81,7 @@ def certify(
     opt.check_threads(machine.threads)
     loaded: dict[str, Any] = {}
     if level not in TOYS:
-        texts = [prompt.turns[0] for prompt in prompts.read_free("certify")]
+        texts = [prompt.turns[0] for prompt in prompts.read_unconstrained("certify")]
         machine.check()
         drafting.check()
         loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}

@@ -187,7 +187,7 @@ def certify_endpoint(
     from outpace.certify.engines import certify_engine
 
     params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=1.0)
-    texts = [one.text for one in prompts.read_free("certify")]
+    texts = [one.text for one in prompts.read_unconstrained("certify")]
     if prompts.prompts is None:
         texts = engine_prompts(texts)
     target = None

@@ -90,7 +90,7 @@ def study(
     if plot is not None:
         check_writable(plot)
     machine.check()
-    prompts = questions.read_free("study", one.prompts)
+    prompts = questions.read_unconstrained("study", one.prompts)
 
     def load(name: str, dtype: str | None) -> Model:
         wanted = machine if dtype is None else replace(machine, dtype=dtype)

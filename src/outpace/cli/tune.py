@@ -54,7 +54,7 @@ def tune(
     record = read_record(output) if output.exists() and output.stat().st_size else None
     if record is not None and not resume:
         raise BadInput(f"{output} holds a search already; continue it with --resume, or choose another file")
-    texts = [prompt.turns[0] for prompt in prompts.read_free("tune")]
+    texts = [prompt.turns[0] for prompt in prompts.read_unconstrained("tune")]
     machine.check()
     tuning = _tuning(machine.load(), texts, max_new_tokens, length, seed, record)
     try:

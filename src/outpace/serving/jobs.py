@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
 from outpace.core.metrics import RequestMetrics, total
-from outpace.engine.populations.answers import Answer, answers
+from outpace.engine.populations.answers import Answer, answer_tokens, answers
 from outpace.engine.request import Generation, Logprob, Request, TokenSource
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.serving.metrics import Metrics, RequestWatch
@@ -139,8 +139,14 @@ class Job:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all choices."""
-        return sum(len(one.tokens) for _, one in self.answers)
+        """Tokens of all choices, without making their texts."""
+        found = 0
+        for one in self.generations:
+            if one.request.beams is None:
+                found += len(one.tokens)
+            else:
+                found += sum(len(answer_tokens(one.request, each)) for each in one.hypotheses[: self.n])
+        return found
 
     @property
     def prompt_tokens(self) -> int:

@@ -154,7 +154,7 @@ class Service:
             method=job.requests[0].method.name,
             prompt_tokens=job.prompt_tokens,
             cached_tokens=counted.cached_tokens,
-            completion_tokens=counted.tokens,
+            completion_tokens=job.completion_tokens,
             finish_reasons=[one.finish_reason or "cancelled" for one in generations],
             ttft_ms=round(1e3 * counted.first_token_seconds / counted.answered, 3) if counted.answered else None,
             seconds=round(max((one.metrics.seconds for one in generations), default=0.0), 6),

@@ -33,6 +33,6 @@ class PromptFile:
         and a limit below 1."""
         return load_prompts(self.prompts or default, self.limit)
 
-    def read_free(self, command: str, default: str | None = None) -> list[Prompt]:
+    def read_unconstrained(self, command: str, default: str | None = None) -> list[Prompt]:
         """As ``read``, for a command that cannot hold answers to a grammar: BadInput for prompts that have one."""
         return list(without_grammars(self.read(default), f"outpace {command}"))

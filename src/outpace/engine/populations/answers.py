@@ -33,10 +33,16 @@ def answers(one: Generation, tokenizer: Tokenizer | None, most: int | None = Non
     return [_answer(one.request, found, tokenizer) for found in one.hypotheses[:most]]
 
 
-def _answer(request: Request, found: Hypothesis, tokenizer: Tokenizer | None) -> Answer:
+def answer_tokens(request: Request, found: Hypothesis) -> list[int]:
+    """A hypothesis without a stop token."""
     tokens = list(found.tokens)
     if tokens[-1] in request.stop_ids:
         tokens.pop()
+    return tokens
+
+
+def _answer(request: Request, found: Hypothesis, tokenizer: Tokenizer | None) -> Answer:
+    tokens = answer_tokens(request, found)
     if tokenizer is None:
         return Answer(request, found, tokens, "")
     stream = TextStream(tokenizer, request.stop_strings)

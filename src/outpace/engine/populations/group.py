@@ -18,8 +18,8 @@ from outpace.targets.base import Scores, Sequence, Target
 if TYPE_CHECKING:
     from outpace.engine.request import Request
 
-
 _LOGIT_BYTES = 4
+"""Of one logit of a round, float32."""
 
 
 class Group:
@@ -83,11 +83,14 @@ class Group:
         """This round's trees, beside their sequences."""
         room = self.limit - self._length - 1  # the token after the last layer needs none
         self._forest = self.population.drafter.propose(self._draft_state, self.members, room, self._chance("draft"))
-        return [(one.sequence, tree) for one, tree in zip(self.members, self._forest.trees, strict=True)]
+        return self._trees()
 
     def undrafted(self) -> list[tuple[Sequence, TokenTree]]:
         """Trees of no nodes, for a round that ends the group."""
         self._forest = Forest([TokenTree() for _ in self.members])
+        return self._trees()
+
+    def _trees(self) -> list[tuple[Sequence, TokenTree]]:
         return [(one.sequence, tree) for one, tree in zip(self.members, self._forest.trees, strict=True)]
 
     def judge(self, scores: Scores, first: int) -> GroupVerdict:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as S
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core.chance import Chance
@@ -27,7 +28,8 @@ from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.base import TreeScores
 
 _LITTLE = 1e-20
-"""Of a distribution, what is left of it is relative to: pairs of a share below 1e-38 are lost to floating point."""
+"""Where less than this share of a distribution is left it is made anew, relative to what is left: floating point loses
+shares below 1e-38."""
 
 
 def log_probs(scores: TreeScores, nodes: Seq[int]) -> Tensor:
@@ -165,15 +167,17 @@ def ordered_draws(
     known = [place for place, weight in weights.items() if weight > 0.0]
     where = {place: at for at, place in enumerate(known)}
     proposal = np.array([weights[place] for place in known], dtype=np.float64)
-    inside = np.array([joint[place] for place in known], dtype=np.float64)
-    outside = joint.without(known)
+
+    def parted(whole: JointDistribution) -> tuple[NDArray[np.float64], JointDistribution]:
+        """What the known places have, and the others."""
+        return np.array([whole[place] for place in known], dtype=np.float64), whole.without(known)
+
+    inside, outside = parted(joint)
     drafts, drawn = iter(proposed), list[int]()
     while True:
         total = float(inside.sum()) + outside.total
         if total < _LITTLE and renewed is not None:
-            joint = renewed(drawn)
-            inside = np.array([joint[place] for place in known], dtype=np.float64)
-            outside = joint.without(known)
+            inside, outside = parted(renewed(drawn))
             total = float(inside.sum()) + outside.total
         if total <= 0.0:
             return

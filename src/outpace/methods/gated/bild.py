@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from outpace.acceptance.rollback import Rollback, RollbackSettings
+from outpace.acceptance.rollback import MOST_DISTANCE, Rollback, RollbackSettings
 from outpace.controllers.fixed import Fixed
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -23,7 +23,6 @@ from outpace.methods.registry import Context, Parts, register
 
 FALLBACK, ROLLBACK = 0.5, 2.0
 """Without a gate."""
-MOST_ROLLBACK = 100.0
 
 
 class BildSettings(StrictModel):
@@ -40,7 +39,7 @@ class BildSettings(StrictModel):
     rollback: float | None = Field(
         None,
         ge=0.0,
-        le=MOST_ROLLBACK,
+        le=MOST_DISTANCE,
         description="cross entropy in nats from which a draft token is rolled back; 0 is lossless; by default that of "
         f"the gate, or {ROLLBACK:g}",
     )
@@ -66,7 +65,7 @@ def build(context: Context, settings: BildSettings) -> Parts:
     if settings.gate:
         found = stored_gate("bild", settings.gate, 0, context.target, draft)
         fallback = found.threshold("fallback") if fallback is None else fallback
-        rollback = found.threshold("rollback", MOST_ROLLBACK) if rollback is None else rollback
+        rollback = found.threshold("rollback", MOST_DISTANCE) if rollback is None else rollback
     rule = Rollback(RollbackSettings(distance=ROLLBACK if rollback is None else rollback))
     most = settings.num_draft_tokens
     return Parts(DraftModel(draft), Fixed(most, 1, most, FALLBACK if fallback is None else fallback), rule)
