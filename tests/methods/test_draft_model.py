@@ -264,6 +264,25 @@ def test_long_prompts_are_prefilled_together() -> None:
     assert draft.forwards[0] == 1 + 1 + 3
 
 
+@pytest.mark.parametrize("answers", [0, 3, CATCH_UP + 4])
+def test_a_prompt_that_several_requests_have_is_read_once(answers: int) -> None:
+    """Their answers differ from the prompt's end; another tenant's request reads its own."""
+    draft, prompt = other(5), [i % 5 for i in range(CATCH_UP + 10)]
+    drafter = DraftModel(draft)
+    sequences = [TableTarget(5).sequence(prompt, namespace=name) for name in ("", "", "", "tenant")]
+    for at, one in enumerate(sequences):
+        one.tokens += [at] * answers
+    states = [drafter.begin(one) for one in sequences]
+    trees = drafter.propose_batch(states, [Budget(2)] * 4)
+    assert draft.prefills == ([2, 2] if answers > CATCH_UP else [2])
+    for one, state, tree in zip(sequences, states, trees, strict=True):
+        alone = drafter.propose_batch([drafter.begin(one)], [Budget(2)])[0]
+        assert tree.tokens == alone.tokens
+        assert state.draft_sequence.kv == one.tokens[: len(state.draft_sequence.kv)]
+        assert len(state.draft_sequence.kv) >= CATCH_UP + 9
+    assert len({id(state.draft_sequence.kv) for state in states}) == 4
+
+
 def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
     draft, params = other(4), SamplingParams(temperature=0.8, repetition_penalty=1.4)
     sequence = TableTarget(4).sequence([0, 1], params)
