@@ -60,8 +60,8 @@ def _gates(results: Results) -> list[str]:
     lines = [
         _about(settings, results[0]["machine"], rows[0].prompts),
         "",
-        "| | tokens per forward | speed-up | 95 % | excess NLL | 95 % | edits |" + (" score |" if scored else ""),
-        "|---|---|---|---|---|---|---|" + ("---|" if scored else ""),
+        "| | tokens per forward | speed-up | 95 % | excess NLL | 95 % | edits |" + (" score | cut |" if scored else ""),
+        "|---|---|---|---|---|---|---|" + ("---|---|" if scored else ""),
     ]
     for row in rows:
         found = row.quality
@@ -70,7 +70,7 @@ def _gates(results: Results) -> list[str]:
             f"{figure(found['excess_nll'], '+.4f')} | {bounds(found['excess_nll_ci95'], 4)} | "
             f"{percent(found['edit_distance'])} |"
         )
-        lines.append(line + (f" {percent(found['score'])} of {found['of']} |" if scored else ""))
+        lines.append(line + (f" {percent(found['score'])} of {found['of']} | {found['cut_off']} |" if scored else ""))
     return lines
 
 

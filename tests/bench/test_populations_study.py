@@ -81,7 +81,7 @@ def test_scores_are_of_prompts_that_have_an_answer(
     assert "scores-toy" in told
     assert "toy, 1 prompts" in told
     [row] = [line for line in told.splitlines() if line.startswith("| `draft-model` |")]
-    assert row.endswith("| 0 % of 1 |")
+    assert row.endswith("| 0 % of 1 | 1 |")
 
 
 def test_prompts_are_needed(
