@@ -93,7 +93,7 @@ def piece(
     ).result
     rows = [row for row in found["candidates"] if row["method"] != "none"]
     whole = outpace.bench(
-        model,
+        outpace.load(model.name),  # what the advice has taught this one, a user's server does not know
         {row["method"]: row["settings"] for row in rows},
         others,
         max_new_tokens=options.tokens,

@@ -12,9 +12,13 @@ from layouts_support import head_of, target
 from outpace.advice.candidates import ENGINES, Shape, candidates
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.vllm_rounds import counters, step_between
+from outpace.certify.letters import LETTERS, Letters
 from outpace.core.errors import OutpaceError
-from outpace.methods.bindings import Bindings, heads
+from outpace.methods.bindings import Bindings, draft_models, heads
 from outpace.methods.registry import Context, build
+from outpace.targets.bridged import BridgedTarget
+from outpace.targets.table import TableTarget
+from outpace.vocabulary.shared import VocabularyMap
 
 CHAIN = Offer("pld", Shape({"num_draft_tokens": 4}, frozenset(ENGINES), 4), 1.2, 1.1)
 OWN = Offer("auto", Shape(engines=frozenset({"outpace"})), 1.5, 1.4)
@@ -163,6 +167,33 @@ def test_names_of_draft_models_stay_in_outpace() -> None:
     router = Offer("aio", Shape(engines=frozenset({"outpace"})), 1.4, 1.3)
     assert commands(typed, router, [router])["outpace"].endswith(
         "--method aio --draft-model half=half.gguf --draft-model small=small.gguf"
+    )
+
+
+def test_an_embedded_draft_model_has_its_published_name_elsewhere() -> None:
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 3}, chain=3), 1.4, 1.3)
+    found = commands(Typed("big", draft_models={"smollm2": "smollm2"}), draft, [draft])
+    assert "--draft-model smollm2 " in found["outpace"]
+    assert vllm_config(found["vllm"])["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "--speculative-draft-model-path HuggingFaceTB/SmolLM2-135M-Instruct" in found["sglang"]
+
+
+def test_a_draft_model_of_another_vocabulary_is_for_outpace_alone() -> None:
+    letters = Letters(LETTERS[:12])
+    other = BridgedTarget(TableTarget(12), VocabularyMap(letters, letters, 12, 12), 64)
+    for draft, engines in ((other, ["outpace"]), (TableTarget(12), ["outpace", "vllm", "sglang"])):
+        context = Context(TableTarget(12), bindings=Bindings(draft_models({"small": draft})))
+        offered = [
+            engine
+            for engine in ENGINES
+            if "draft-model" in {one.method for one in candidates(context, engine, greedy=True).candidates}
+        ]
+        assert offered == engines
+    assert (
+        "draft-model"
+        in candidates(
+            Context(TableTarget(12), bindings=Bindings(draft_models({"small": other}))), "vllm", greedy=True
+        ).left_out
     )
 
 

@@ -15,6 +15,7 @@ from outpace.advice.round_costs import (
     ContextWeights,
     Figures,
     RoundCosts,
+    _isotonic,
     fits,
     kept_bytes,
     measure_rounds,
@@ -54,7 +55,18 @@ def test_costs_are_linear_between_sizes_and_beyond_them() -> None:
 
 def test_more_rows_never_take_less_time() -> None:
     costs = RoundCosts(1, [0, 1, 2], np.array([[1.0, 1.3, 1.2]]))
-    assert costs.relative_sizes() == pytest.approx([1.0, 1.3, 1.3])
+    assert costs.relative_sizes() == pytest.approx([1.0, 1.25, 1.25])
+
+
+def test_a_size_that_was_disturbed_makes_no_larger_one_dear() -> None:
+    costs = RoundCosts(1, [0, 1, 2, 3, 4], np.array([[1.0, 2.0, 1.1, 1.15, 1.2]]))
+    assert costs.relative_sizes()[1:] == pytest.approx([np.mean([2.0, 1.1, 1.15, 1.2])] * 4)
+    rising = np.sort(np.random.default_rng(0).uniform(1.0, 2.0, (50, 6)), axis=1)
+    assert _isotonic(rising) == pytest.approx(rising)
+    shuffled = np.random.default_rng(1).uniform(1.0, 2.0, (50, 6))
+    fitted = _isotonic(shuffled)
+    assert (np.diff(fitted, axis=1) >= -1e-12).all()
+    assert fitted.mean(axis=1) == pytest.approx(shuffled.mean(axis=1))  # as least squares have it
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -127,11 +139,37 @@ def width(one: Prediction) -> float:
 
 def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
     trial = Trial(np.full(10, 1.0), np.full(10, 2.0), np.full(10, 0.3), np.full(10, 1.2 * 1.1), 0.0, np.arange(10) // 5)
-    assert trial.excess(LINE) == pytest.approx([1.1])
+    assert trial.excess(LINE)[0] == pytest.approx([1.0, 1.1 ** (10 / 12)])
     played = simple(np.array([20.0]), np.array([10.0]), drafting=1.0, early=10)
     found = predict(played, LINE, trial)
     # Drafting took 0.1 a round when it was replayed, all of it here, and takes 0.3.
-    assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
+    assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 ** (10 / 12) + 3.0))
+
+
+def test_rounds_with_a_draft_are_tried_apart_from_those_without() -> None:
+    """Most rounds of what copies draft nothing: their excess says nothing of the others."""
+    drafted = np.array([0.0] * 30 + [2.0] * 10)
+    verifying = np.array([1.0] * 30 + [1.2 * 0.8] * 10)
+    trial = Trial(np.full(40, 1.0), drafted, np.zeros(40), verifying, 0.0, np.arange(40) // 5)
+    plain, with_draft = trial.excess(LINE)[0]
+    assert plain == pytest.approx(1.0)
+    assert with_draft == pytest.approx(0.8 ** (10 / 12))
+    each = trial.excess(LINE, trial.resampled(np.random.default_rng(0), 500))
+    assert each[:, 0] == pytest.approx(1.0)
+    assert set(np.round(each[each[:, 1] < 1.0][:, 1], 6)) <= {round(0.8 ** (n / (n + 2)), 6) for n in range(1, 41)}
+    both = replace(
+        simple(np.array([40.0]), np.array([30.0])), rounds=np.array([[20.0, 10.0]]), sizes=np.array([0.0, 2.0])
+    )
+    assert predict(both, LINE, trial).speedup == pytest.approx(40.0 / (20.0 + 10.0 * 1.2 * with_draft))
+
+
+def test_how_long_replayed_drafts_took_is_known_as_well_as_rounds_repeat() -> None:
+    trial = Trial(np.full(40, 1.0), np.full(40, 2.0), np.full(40, 0.3), np.full(40, 1.2), 0.0, np.arange(40) // 5)
+    played = simple(np.full(8, 40.0), np.full(8, 20.0), drafting=2.0)
+    calm = predict(replace(played, early=np.full(40, 0.1)), LINE, trial)
+    differing = predict(replace(played, early=np.random.default_rng(0).lognormal(-2.3, 0.8, 40)), LINE, trial)
+    assert width(calm) < 1e-6
+    assert width(differing) > 0.02
 
 
 def test_one_slow_draft_of_a_replay_changes_no_scale() -> None:

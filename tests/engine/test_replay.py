@@ -101,6 +101,14 @@ def test_chains_of_a_draft_model_follow_from_likelihood_ratios(rule: AcceptanceR
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_draft_model_whose_context_ends_before_the_answer_drafts_nothing() -> None:
+    target, draft = TableTarget(3, random_table(3, 4)), TableTarget(3, random_table(3, 9), context_length=4)
+    long, short = answer(target, (1, 2) * 3, (0, 1, 2)), answer(target, (1, 2), (0, 1, 2))
+    assert likelihood_ratios(draft, [long])[0] == [0.0] * 3
+    assert likelihood_ratios(draft, [short])[0] == [0.0] * 3  # its room is less than the answer
+    assert max(likelihood_ratios(TableTarget(3, random_table(3, 9)), [short])[0]) > 0.0
+
+
 def test_block_verification_passes_a_path_that_a_likely_token_makes_up_for() -> None:
     ratios = [2.0, 0.5, 0.5]
     assert path_acceptance(ratios) == [1.0, 1.0, 0.5]

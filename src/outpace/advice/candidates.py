@@ -12,6 +12,7 @@ from outpace.methods.bindings import Binding, Bindings
 from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder
 from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods, routers
+from outpace.targets.bridged import BridgedTarget
 
 ENGINES = ("outpace", "vllm", "sglang", "llama.cpp")
 LOOKUP = ("pld", "sam", "recycling")
@@ -100,6 +101,8 @@ def _draft_engines(one: Binding) -> frozenset[str]:
     """Which engines draft with this draft model: a draft LM is a head, which is exported for vLLM."""
     if draft_lm_folder(one.origin) is not None:
         return frozenset({"outpace", "vllm"})
+    if isinstance(one.load(), BridgedTarget):  # other engines need a draft model of the target's vocabulary
+        return _ALONE
     return frozenset(ENGINES) if one.origin.endswith(".gguf") else frozenset(ENGINES) - {"llama.cpp"}
 
 

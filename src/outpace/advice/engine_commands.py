@@ -182,7 +182,8 @@ def _draft_model(typed: Typed, best: Offer) -> str | None:
     """Where the draft model of ``draft-model`` is; None for other methods."""
     if split(best.method)[0] != "draft-model":
         return None
-    return typed.draft_model(best.method) or DRAFT_LM
+    place = typed.draft_model(best.method) or DRAFT_LM
+    return HUB.get(place, place)
 
 
 def _draft_lm(place: str) -> bool:

@@ -33,6 +33,8 @@ _INSTANT = 1e-3
 """Autoregressive rounds: answers that end with their first round take no time after it."""
 FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
+_STRETCH = 6
+"""Rounds of a replay that are resampled together."""
 UNTRIED = 0.1
 """Standard deviation of the logarithm of measured over predicted speed-ups of a candidate whose rounds were not tried,
 where no other candidate's were either."""
@@ -198,16 +200,19 @@ def predict(
     seen, others = generator.multinomial(count, alike, size=(2, RESAMPLES)).astype(float)
     relative = costs.resampled(generator, RESAMPLES)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
+    early = None if trial is None else played.early[: len(trial.plain)]
+    once = None if early is None else _mean_drafting(early)
+    again = None if early is None else _mean_drafting(early, _blocks(generator, len(early)))
     spread = np.hypot(noise * np.sqrt(2.0 / max(1.0, count / costs.batch)), untried if trial is None else 0.0)
     shaken = np.exp(spread * generator.standard_normal(RESAMPLES))
     whole = np.ones((1, count))
     usual = costs.relative_sizes()[None, :]
-    verify, draft = _times(played, costs, trial, draft_steps, whole, usual, None)
+    verify, draft = _times(played, costs, trial, draft_steps, whole, usual, None, once)
     point = float(played.plain.sum() / max((verify + draft)[0], _INSTANT))
-    verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, drawn)
+    verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, drawn, again)
     samples: Figures = shaken * (seen @ played.plain) / np.maximum(verifying + drafting, _INSTANT)
     # The prompts to come vary as those that were seen do.
-    verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, None)
+    verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, None, once)
     samples *= (others @ played.plain) / np.maximum(verifying + drafting, _INSTANT) / point
     low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
     # Of a mean round, in mean autoregressive ones.
@@ -224,13 +229,15 @@ def _times(
     shares: Figures,
     relative: Figures,
     drawn: Indices | None,
+    early: Figures | None,
 ) -> tuple[Figures, Figures]:
-    """Autoregressive rounds that verifying and drafting take, (resamples,) each."""
+    """Autoregressive rounds that verifying and drafting take, (resamples,) each. ``early``: seconds that drafting took
+    in the replays of a trial's rounds, (resamples,) or (1,)."""
     rounds = shares @ played.rounds
     each = relative @ costs.weights(played.sizes)
-    excess = 1.0 if trial is None else trial.excess(costs, drawn)
-    verifying: Figures = excess * (rounds * each).sum(axis=1)
-    return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.asked, drawn)
+    excess = np.ones((1, 2)) if trial is None else trial.excess(costs, drawn)
+    verifying: Figures = (rounds * each * excess[:, (played.sizes > 0).astype(int)]).sum(axis=1)
+    return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.asked, drawn, early)
 
 
 def _drafting(
@@ -241,6 +248,7 @@ def _drafting(
     shares: Figures,
     rounds: Figures,
     drawn: Indices | None,
+    early: Figures | None,
 ) -> Figures:
     replayed = not np.isnan(played.drafting).any()
     if draft_steps is not None:
@@ -254,10 +262,26 @@ def _drafting(
         spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
         return spent
     # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
-    early = played.early[: len(trial.plain)]
-    usual = float(np.mean(undisturbed(early))) / costs.step if len(early) else 0.0
-    if usual < FREE:
+    assert early is not None
+    usual = early / costs.step
+    if np.median(usual) < FREE:
         return rounds * tried
-    scale = np.clip(tried / usual, 0.5, 8.0)
+    scale = np.clip(tried / np.maximum(usual, _INSTANT), 0.5, 8.0)
     scaled: Figures = scale * (shares @ played.drafting) / costs.step
     return scaled
+
+
+def _mean_drafting(early: Figures, drawn: Indices | None = None) -> Figures:
+    """Seconds of drafting in a round, the slowest left out: of each resample ``drawn``, or of all rounds, (1,)."""
+    if not len(early):
+        return np.zeros(1)
+    kept = undisturbed(early)
+    found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
+    return found
+
+
+def _blocks(generator: np.random.Generator, count: int) -> Indices:
+    """(RESAMPLES, count): rounds of each resample, drawn in stretches: neighbours are alike."""
+    begins = generator.integers(max(1, count), size=(RESAMPLES, -(-count // _STRETCH)))
+    found = (begins[:, :, None] + np.arange(_STRETCH)) % max(1, count)
+    return found.reshape(RESAMPLES, -1)[:, :count]

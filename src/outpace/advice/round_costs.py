@@ -39,8 +39,8 @@ _ALONE, _EACH = 24, 8
 """Most draft tokens that are measured: of one request, and of each of several."""
 _FEWEST, _MOST = 4, 40
 """Blocks."""
-_RUN = 5
-"""Rounds of a turn; two where rounds are so slow that there is no time for more."""
+_RUN, _SHORT_RUN = 5, 3
+"""Rounds of a turn, and where rounds are so slow that there is no time for more."""
 _STATE_BYTES = 4
 _TRIES = 3
 """Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
@@ -81,7 +81,7 @@ class RoundCosts(Costs):
         # A machine that is slow for the time of a block makes all its sizes slow.
         level = np.median(self.blocks / np.median(self.blocks, axis=0), axis=1, keepdims=True)
         self._steady: Figures = self.blocks / level
-        self._usual = _monotone(np.median(self._steady, axis=0)[None, :])[0]
+        self._usual = _isotonic(np.median(self._steady, axis=0)[None, :])[0]
 
     @property
     def step(self) -> float:
@@ -133,14 +133,23 @@ class RoundCosts(Costs):
     def resampled(self, generator: np.random.Generator, times: int) -> Figures:
         """(times, S): relative costs of blocks that were drawn with replacement."""
         drawn = generator.integers(len(self.blocks), size=(times, len(self.blocks)))
-        usual = _monotone(np.median(self._steady[drawn], axis=1))
+        usual = _isotonic(np.median(self._steady[drawn], axis=1))
         relative: Figures = usual / usual[:, :1]
         return relative
 
 
-def _monotone(costs: Figures) -> Figures:
-    """More rows never take less time, whatever the clock's noise."""
-    found: Figures = np.maximum.accumulate(costs, axis=1)
+def _isotonic(costs: Figures) -> Figures:
+    """Costs (R, S) of ascending sizes, none below that of a smaller one: the nearest such rows in least squares.
+
+    A size that was disturbed is drawn to its neighbours, where a running maximum would raise all larger ones.
+    """
+    count = costs.shape[1]
+    sums = np.concatenate([np.zeros((len(costs), 1)), np.cumsum(costs, axis=1)], axis=1)
+    found = np.full_like(costs, -np.inf)
+    for begin in range(count):  # the largest, over where a span begins, of the least mean over where it ends
+        means = (sums[:, begin + 1 :] - sums[:, [begin]]) / np.arange(1, count - begin + 1)
+        least = np.minimum.accumulate(means[:, ::-1], axis=1)[:, ::-1]
+        found[:, begin:] = np.maximum(found[:, begin:], least)
     return found
 
 
@@ -170,8 +179,8 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
             spent = perf_counter() - began
             if (spent > seconds and number > _FEWEST) or number > _MOST:
                 break
-            if number == 1 and spent / run * _RUN * 2 * _FEWEST < seconds:
-                run = _RUN
+            if number == 1:
+                run = _RUN if spent / run * _RUN * 2 * _FEWEST < seconds else _SHORT_RUN
             order = list(sizes)
             shuffle.shuffle(order)
             found = {size: _turn(recorder, probe, size, run, weights_of) for size in order}

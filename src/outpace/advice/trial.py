@@ -31,6 +31,8 @@ _FEWEST, _MOST = 8, 150
 _PATIENCE, _TURNS = 4.0, 4
 """How many times its seconds a trial goes on for the fewest rounds, and for how many turns at least: in a large batch
 of short answers a request may join in every round."""
+_SHRINKAGE = 2.0
+"""Rounds that a kind of rounds counts beside those that were tried, which take what the probe's take."""
 _DISTURBED = 0.1
 """Share of the slowest rounds that do not count: other programs have run in them."""
 
@@ -53,12 +55,17 @@ class Trial:
     turns: Indices
 
     def excess(self, costs: RoundCosts, drawn: Indices | None = None) -> Figures:
-        """How many times as long a round takes as the probe's with as many draft tokens; of each resample ``drawn``
-        (resamples, rounds), or of all rounds, (1,)."""
+        """How many times as long rounds take as the probe's with as many draft tokens: those without a draft, and those
+        with one, (resamples, 2), of each resample ``drawn`` (resamples, rounds), or of all rounds, (1, 2).
+
+        What copies drafts in few of its rounds: a median over all of them would say nothing of these.
+        """
         expected = costs.relative_sizes() @ costs.weights(self.drafted)
         ratios = self.verifying / (self.plain * expected)
-        found: Figures = np.median(ratios[None, :] if drawn is None else ratios[drawn], axis=1)
-        return found
+        if drawn is None:
+            drawn = np.arange(len(ratios))[None, :]
+        kinds = [self.drafted <= 0, self.drafted > 0]
+        return np.stack([_shrunk_median(ratios[drawn], kind[drawn]) for kind in kinds], axis=1)
 
     def draft_steps(self, drawn: Indices | None = None) -> Figures:
         """What drafting takes in a round, in autoregressive rounds; as for :meth:`excess`."""
@@ -79,6 +86,17 @@ class Trial:
         _, begins = np.unique(self.turns, return_index=True)
         found: Figures = self.plain[begins]
         return found
+
+
+def _shrunk_median(ratios: Figures, chosen: NDArray[np.bool_]) -> Figures:
+    """(R,): of the chosen ratios of each row (R, n), drawn to 1 where there are few of them."""
+    count = chosen.sum(axis=1)
+    ordered = np.sort(np.where(chosen, ratios, np.inf), axis=1)
+    rows = np.arange(len(ratios))
+    low, high = ordered[rows, np.maximum(count - 1, 0) // 2], ordered[rows, np.minimum(count // 2, len(ratios.T) - 1)]
+    middle = np.where(count > 0, 0.5 * (low + high), 1.0)
+    found: Figures = middle ** (count / (count + _SHRINKAGE))
+    return found
 
 
 def undisturbed(times: Figures) -> Figures:

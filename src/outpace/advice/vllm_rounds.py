@@ -26,6 +26,8 @@ _TOKENS = 32
 _REPEATS = 4
 """Measurements of each batch; one before them is not counted."""
 _PATIENCE = 240.0
+_START = 600.0
+"""Seconds for a server to start, which compiles the model as ``vllm serve`` does."""
 _TEXT = "The red fox sees the blue bird, and the blue bird sees the red fox. " * 6
 _COUNTERS = {
     "seconds": "request_decode_time_seconds_sum",
@@ -65,7 +67,8 @@ def measure_vllm_rounds(
                 python=python,
                 threads=threads,
                 max_num_seqs=max(batches),
-                patience=_PATIENCE,
+                eager=False,
+                patience=_START,
                 name="model",
             ) as url,
         ):

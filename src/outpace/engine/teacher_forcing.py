@@ -40,6 +40,8 @@ def likelihood_ratios(draft: Target, answers: Seq[KnownAnswer]) -> list[list[flo
 
 
 def _ratios(draft: Target, answer: KnownAnswer) -> list[float]:
+    if len(answer.prompt) >= draft.context_length:  # nothing is drafted
+        return [0.0] * len(answer.tokens)
     found: list[float] = []
     sequence = draft.sequence(answer.prompt, answer.params)
     try:

@@ -79,6 +79,10 @@ class BridgedTarget(Target):
     def length(self, kv: BridgedKV) -> int:
         return len(kv.ends)
 
+    def kv_bytes(self, kv: BridgedKV | None, rows: int = 0) -> int:
+        # Nearly all tokens are one of the draft model's.
+        return self.draft.kv_bytes(None if kv is None else kv.inner.sequence.kv, rows)
+
     # ---------------------------------------------------------------------------------------------- translation
 
     def _append(self, kv: BridgedKV, tokens: Iterable[int]) -> None:

@@ -163,7 +163,8 @@ class Routed(OneAtATime[RequestRoute]):
             since = perf_counter()
             self.parts[index].observe_batch([states[at].parts[index] for at in seen], [verdicts[at] for at in seen])
             timed = [one for at in members if (one := states[at].drafted_in) is not None]
-            if len(timed) == len(members) and all(states[at].sequence.params.greedy for at in members):
+            running = [states[at].sequence for at in members]
+            if len(timed) == len(members) and all(one.params.greedy and not one.replayed for one in running):
                 self.routes.clocks[index].read(len(members), timed[0] + perf_counter() - since)
         for state, verdict in zip(states, verdicts, strict=True):
             tree, kept = verdict.scores.tree, len(verdict.committed)
