@@ -295,6 +295,14 @@ def test_near_ties_count_for_lossy_rules_alone() -> None:
     assert quality_row({"a": near}, {}, lossless=False, greedy=False)["near_ties"] is None
 
 
+def test_nothing_is_said_where_the_variation_of_some_nodes_cannot_be_had() -> None:
+    """Leaves and last tokens are exact whatever the rule is: without the others they would say that nothing is lost."""
+    known = PromptQuality(tokens=10, tv=0.4, tv_nodes=4)
+    lost = PromptQuality(tokens=10, tv=0.0, tv_nodes=2, tv_lost=2)
+    assert quality_row({"a": known}, {}, lossless=False, greedy=False)["tv"] == pytest.approx(0.1)
+    assert quality_row({"a": known, "b": lost}, {}, lossless=False, greedy=False)["tv"] is None
+
+
 def test_tokens_within_rounding_of_the_first_are_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     row = table_of(model).table((1, 2))

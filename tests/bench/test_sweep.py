@@ -147,6 +147,10 @@ def test_rows_of_rules_from_the_command_line(cli: Run) -> None:
     assert rows["pld@margin(theta=0.5)"] == (False, "margin(theta=0.5)")
     refused(cli(*asked, "--methods", "pld@margin", "--lossless"), "rule 'margin' is lossy")
     refused(cli("generate", "x", "--method", "pld@margin", "--lossless"), "rule 'margin' is lossy")
+    # Lossless as it was typed, and lossy by what a sweep makes of it.
+    label, sweep = "pld@top-beta(tau=0)", "top-beta.criterion=gap,top-k"
+    refused(cli(*asked, "--methods", label, "--sweep", sweep, "--lossless"), "rule 'top-beta' is lossy")
+    refused(cli(*asked, "--methods", "pld@top-beta(tau=1,tau=0)"), "tau is given twice")
 
 
 def test_a_part_of_a_method_has_no_rule_of_its_own(cli: Run) -> None:

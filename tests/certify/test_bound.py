@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -14,12 +16,17 @@ from outpace.acceptance.fly import Fly
 from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.lossy import Corners
 from outpace.acceptance.registry import find_rule
+from outpace.acceptance.relaxed_target import Proposed
 from outpace.acceptance.rollback import Rollback, RollbackSettings
 from outpace.acceptance.typical import Typical
 from outpace.certify.bound import certify_bound, corners_of
 from outpace.certify.certificate import Certificate
+from outpace.certify.rule_findings import RuleFindings
+from outpace.certify.rule_nodes import enumerate_nodes
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import TokenDistribution
+from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build, find
 
@@ -266,6 +273,25 @@ def test_a_rule_that_breaks_its_bound_is_refused() -> None:
     found = planted(NeverExact)
     assert found.passed is False
     assert "settings that mean lossless" in found.verdict
+
+
+def test_a_rule_that_counts_the_draws_which_the_first_one_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters such as swift make more draws after an unlikely one: their number is no property of the node."""
+    rule = find_rule("cactus", {"delta": 0.2, "divergence": "tv"})
+    sampling = {"temperature 1": SamplingParams(temperature=1.0)}
+    sound, planted = RuleFindings(rule), RuleFindings(rule)
+    enumerate_nodes(sound, sampling, 12)
+    assert sound.worst == 0.0
+
+    def counted(tree: TokenTree, draws: Seq[Draw], p: TokenDistribution) -> Proposed:
+        found = of(tree, draws, p)
+        return replace(found, draws=sum(draw.q_row != DETERMINISTIC for draw in draws))
+
+    of = Proposed.of
+    monkeypatch.setattr(Proposed, "of", counted)
+    enumerate_nodes(planted, sampling, 12)
+    assert planted.worst > 1e-4
+    assert "as many draws as the first one says" in planted.where
 
 
 def test_a_bound_that_is_never_near_its_limit_is_reported() -> None:

@@ -62,6 +62,7 @@ class Cactus(RelaxedTarget[CactusSettings]):
         {"delta": 1.0},
         {"delta": 0.001},
         {"delta": 0.1, "divergence": "chi2"},
+        {"delta": 0.01, "divergence": "chi2"},
         {"delta": 0.2, "divergence": "tv"},
     )
 

@@ -63,7 +63,10 @@ class Forgiving(Outright[S]):
         return 0.0 if self.exact else 1.0 - self.least(node)
 
     def greedy_limit(self, node: NodeView) -> float:
-        return 0.0 if self.exact else math.log(node.highest / self.least(node))
+        if self.exact:
+            return 0.0
+        least = self.least(node)
+        return math.log(node.highest / least) if least > 0.0 else math.inf
 
     def standing(self, scores: TreeScores, node: int) -> Stands:
         seen = view(scores, node)

@@ -1,7 +1,8 @@
 """Rules that verify exactly against another distribution ``h`` near the target's ``p``: the committed token follows h.
 
 ``h`` is a function of p and of what the drafter may propose at the node: its deterministic tokens and the row that it
-samples from. It is never one of the token that was sampled. Only then is the committed token distributed as h, and
+samples from. It is never one of the token that was sampled, nor of what follows from that one, such as how many draws
+a drafter makes after it. Only then is the committed token distributed as h, and
 does a bound on h hold for the output. (Papers that relax the target for each drawn token in turn bound each of these
 distributions, but not the distribution of the token that results: see ``tests/acceptance/test_lossy_rules.py``.)
 """
@@ -30,7 +31,10 @@ EXACTLY = RecursiveRejection()
 
 @dataclass(frozen=True)
 class Proposed:
-    """What may be drafted after a node: ``tokens`` for certain, and ``draws`` draws of the row ``q``, (V,), if any."""
+    """What may be drafted after a node: ``tokens`` for certain, and ``draws`` draws of the row ``q``, (V,), if any.
+
+    Of draws without replacement one counts, as drafters make the more of them the less likely the first one was.
+    """
 
     tokens: tuple[int, ...]
     q: Tensor | None
@@ -42,7 +46,7 @@ class Proposed:
         tokens = tuple(dict.fromkeys(draw.token for draw in draws if draw.q_row == DETERMINISTIC))
         sampled = [draw.q_row for draw in draws if draw.q_row != DETERMINISTIC]
         q = tree.q_rows[sampled[0]].distribution(p).dense().to(p.dense().device) if sampled else None
-        return cls(tokens, q, len(sampled))
+        return cls(tokens, q, len(sampled) if tree.replacement else min(1, len(sampled)))
 
 
 class RelaxedTarget(NodeByNode[S]):

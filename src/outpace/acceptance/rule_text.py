@@ -26,6 +26,8 @@ def parse_rule(text: str) -> tuple[str, dict[str, Any]]:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
             raise BadInput(f"rule '{text}': settings are written KEY=VALUE, not '{pair}'")
+        if key.strip() in settings:
+            raise BadInput(f"rule '{text}': {key.strip()} is given twice")
         settings[key.strip()] = _value(value.strip())
     return find_rule(form[1], settings).name, settings
 

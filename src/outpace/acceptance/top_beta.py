@@ -34,7 +34,7 @@ class TopBetaSettings(StrictModel):
     )
     beta: int = Field(3, ge=1, description="how many of the most probable tokens are accepted (gap, top-k)")
     tau: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="largest gap to the best log-probability, in nats (gap)"
+        1.0, ge=0, le=100, allow_inf_nan=False, description="largest gap to the best log-probability, in nats (gap)"
     )
     distance: int = Field(1, ge=0, description="largest difference to the best token's id (distance)")
 

@@ -56,8 +56,10 @@ def _identical(row: Row) -> Cell:
     return Cell(f"{found['same']}/{found['of']}", detail=ties)
 
 
-def _lossy(row: Row) -> str:
-    return f"lossy: {row['lossy']}" if row.get("lossy") and "@" not in row["method"] else ""
+def lossy_detail(row: Row) -> str:
+    """What is lossy about it, with all settings, where the label does not say so already."""
+    said = row.get("lossy")
+    return f"lossy: {said}" if said and said.replace(" ", "") not in row["method"].replace(" ", "") else ""
 
 
 def _each_cache(row: Row, say: Callable[[Mapping[str, Any]], str]) -> str:
@@ -74,7 +76,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         key="method",
         measure=lambda one: one.of.label,
         title="method",
-        cell=lambda row: Cell(row["method"], "strong", detail=_lossy(row)),
+        cell=lambda row: Cell(row["method"], "strong", detail=lossy_detail(row)),
         left=True,
     ),
     Column(key="lossless", measure=lambda one: one.of.method.lossless),

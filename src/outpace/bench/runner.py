@@ -352,7 +352,7 @@ class _Run:
             row["quality"] = quality_row(
                 entry.quality,
                 self.reference.quality,
-                lossless=entry.method.lossless,
+                lossless=entry.method.exact_for(self.params),
                 greedy=greedy,
                 baseline=entry is self.reference,
                 seed=seed,

@@ -86,15 +86,37 @@ def proposals(rule: AcceptanceRule, logits: Tensor, seed: int) -> Iterator[tuple
             tree.add(ROOT, stream.categorical(row), 0 if tree.q_rows else QRow(row))
         return tree
 
+    def as_drawn(chance: ChanceSource) -> TokenTree:
+        """One draw where it was the likeliest token, else more: how many there are depends on what was drawn."""
+        tree, stream = TokenTree(replacement=False), chance.at(1, "draft")
+        first = stream.categorical(row)
+        tree.add(ROOT, first, QRow(row))
+        rest = row.clone()
+        rest[first] = 0.0
+        for token in () if first == int(row.argmax()) else stream.ordered_sample(rest, 2):
+            tree.add(ROOT, token, 0)
+        return tree
+
+    def beside(token: int, chance: ChanceSource) -> TokenTree:
+        tree, rest = TokenTree(), row.clone()
+        rest[token] = 0.0
+        tree.add(ROOT, token)
+        tree.add(ROOT, chance.at(1, "draft").categorical(rest), QRow(rest / rest.sum()))
+        return tree
+
     kinds: list[tuple[Proposal, str, Grow]] = [
         (Proposal(), f"token {token}", partial(certain, [token])) for token in range(size)
     ]
     kinds += [(Proposal(tree=True), f"tokens {pair}", partial(certain, pair)) for pair in combinations(range(size), 2)]
     kinds.append((Proposal(sampled=True), "a sampled token", partial(sampled, 1, True)))
+    distinct = Proposal(tree=True, sampled=True, replacement=False)
+    if size < 5:
+        kinds.append((distinct, "as many draws as the first one says", as_drawn))
     if size == 3:  # there are many outcomes
         kinds.append((Proposal(tree=True, sampled=True), "two draws", partial(sampled, 2, True)))
-        distinct = Proposal(tree=True, sampled=True, replacement=False)
         kinds.append((distinct, "two different draws", partial(sampled, 2, False)))
+        mixed = Proposal(tree=True, sampled=True, one_sampled_sibling=True)
+        kinds += [(mixed, f"token {token} and a draw of the others", partial(beside, token)) for token in range(size)]
     for proposal, what, grow in kinds:
         try:
             rule.check("any", proposal)

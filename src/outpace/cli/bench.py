@@ -96,6 +96,7 @@ def bench(
             from outpace.bench.sweep import swept
 
             settings = swept(settings, opt.sweeps(sweep))
+            drafting.check_rules(settings, params)
         loaded = machine.load()
         needs = drafting.load(machine, bench=True)
         with advancing("benchmark") as advance:

@@ -221,14 +221,18 @@ class Drafting:
             configured(info, settings[name])
             if self.lossless and not info.lossless:
                 raise BadInput(f"--lossless: method '{info.name}' is lossy; choose another (see: outpace methods)")
-        for rule in self.rules(infos):
-            self._check_rule(rule)
-            rule.check_params(params)
+        self.check_rules(infos, params)
         if (choice := self.choice(bench=bench)) is not None:
             from outpace.controllers.registry import configured as configured_controller
 
             configured_controller(choice)
         return settings
+
+    def check_rules(self, labels: Iterable[str], params: SamplingParams) -> None:
+        """Raise BadInput for a rule that is not for ``params``, and for a lossy one with --lossless."""
+        for rule in self.rules(labels):
+            self._check_rule(rule)
+            rule.check_params(params)
 
     def choice(self, *, bench: bool = False) -> ControllerChoice | None:
         """The controller that was named, if any. ``bench``: whether a bench asks. Raises BadInput for settings without

@@ -54,6 +54,10 @@ class Method:
         named = [self.departs] if self.departs else []
         return ", ".join(named if self.rule.exact else [*named, self.rule.described]) or None
 
+    def exact_for(self, params: SamplingParams) -> bool:
+        """Whether answers under ``params`` are the target's: some lossy rules keep greedy decoding as it is."""
+        return self.lossless or (not self.departs and self.rule_for(params) is GREEDY)
+
     @property
     def controlled_by(self) -> str | None:
         """The name of the controller that the caller chose, if any."""

@@ -24,7 +24,7 @@ _KEPT = 256  # answers: those of a few prompts
 class PromptQuality:
     """Sums over the answers to a prompt's turns; ratios of their totals are a row's figures.
 
-    ``edits`` of at most ``longest`` tokens; both 0 where answers are not compared. ``right``: of the last turn's
+    ``tv`` over ``tv_nodes``; at ``tv_lost`` nodes it could not be had. ``edits`` of at most ``longest`` tokens; both 0 where answers are not compared. ``right``: of the last turn's
     answer, None where there is nothing to score. ``answered``: it gave a final answer. ``cut_off``: it reached the
     length limit.
     """
@@ -40,6 +40,7 @@ class PromptQuality:
     answered: bool = True
     cut_off: bool = False
     near_ties: int = 0
+    tv_lost: int = 0
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class QualityMeter:
             answered,
             cut_off,
             sum(one.near_ties for one in likely),
+            sum(one.lost for one in varied),
         )
 
     def _likelihood(self, answer: Answer, params: SamplingParams) -> Likelihood:

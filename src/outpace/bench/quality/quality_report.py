@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from outpace.bench.charts import Chart, Point, ScatterChart, colours
-from outpace.bench.columns import Column, table_of
+from outpace.bench.columns import Column, lossy_detail, table_of
 from outpace.bench.figure_text import UNDEFINED, number, percent, times
 from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.report import Cell, Row, Table, Tone
@@ -58,7 +58,7 @@ def _score_difference(row: Row) -> Cell:
 
 
 QUALITY_COLUMNS: tuple[Column[Any], ...] = (
-    Column(title="method", cell=lambda row: Cell(row["method"], "strong"), left=True),
+    Column(title="method", cell=lambda row: Cell(row["method"], "strong", detail=lossy_detail(row)), left=True),
     Column(title="speed-up", cell=lambda row: times(row["speedup"])),
     Column(
         title="excess NLL",

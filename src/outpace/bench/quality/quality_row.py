@@ -108,4 +108,7 @@ def _tv(prompts: Sequence[PromptQuality], lossless: bool, greedy: bool) -> float
         # A lossy rule may commit a near tie by its settings: all of these count.
         return total_rate((one.not_first + (0 if lossless else one.near_ties), one.tokens) for one in prompts)
     # Above temperature 0 that of a lossless rule is 0 by its certificate; nothing is measured.
-    return 0.0 if lossless and prompts else total_rate((one.tv, one.tv_nodes) for one in prompts)
+    if lossless and prompts:
+        return 0.0
+    # The nodes that are left would not stand for those where drafts were judged: leaves and last tokens are exact.
+    return None if any(one.tv_lost for one in prompts) else total_rate((one.tv, one.tv_nodes) for one in prompts)

@@ -35,10 +35,11 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Sum of the total variation over the ``nodes`` that were measured."""
+    """Sum of the total variation over the ``nodes`` that were measured; ``lost``: those where it cannot be had."""
 
     total: float = 0.0
     nodes: int = 0
+    lost: int = 0
 
 
 def variation(
@@ -52,7 +53,7 @@ def variation(
 ) -> Variation:
     """The variation at ``places`` of an answer's rounds (:class:`~outpace.bench.quality.measured_nodes.MeasuredNodes`).
     ``context``: the prompt's tokens; ``params``: the request's; ``begun``: K/V of the context, if there is."""
-    total, nodes = 0.0, 0
+    total, nodes, lost = 0.0, 0, 0
     with prefilled(target, context, (), params, begun) as sequence:
         for at, one in enumerate(rounds):
             depths = [depth for depth in range(len(one.committed)) if (at, depth) in places]
@@ -61,14 +62,16 @@ def variation(
                 for depth in depths:
                     node = one.path[depth - 1] if depth else ROOT
                     found = _at_node(scores, node, rule)
-                    if found is not None:
+                    if found is None:
+                        lost += 1
+                    else:
                         total, nodes = total + found, nodes + 1
             if not any(place > at for place, _ in places):
                 break
             sequence.tokens.extend(one.committed)
             sequence.sampler.extend(one.committed)
             target.prefill([sequence])
-    return Variation(total, nodes)
+    return Variation(total, nodes, lost)
 
 
 def _at_node(scores: TreeScores, node: int, rule: AcceptanceRule) -> float | None:
