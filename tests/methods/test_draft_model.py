@@ -395,7 +395,11 @@ def test_another_vocabulary_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------- on a real model
 
 
-@pytest.mark.parametrize("settings", [{}, {"confidence": 0.02}, {"topk": 3, "num_draft_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_draft_tokens": 3}, {"num_draft_tokens": 3, "confidence": 0.02}, {"topk": 3, "num_draft_tokens": 3}],
+    ids=str,
+)
 def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
     """Draft and target are one float32 model, so a wrong row, position or K/V of the draft would be rejected."""
     target = HFTarget(tiny_model("llama"))
@@ -414,7 +418,7 @@ def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
                     assert kv.length < len(generation.sequence.tokens)
         outputs.append([generation.tokens for generation in running])
     assert outputs[0] == outputs[1]
-    if not settings:
+    if len(settings) == 1:
         assert all(generation.metrics.accepted == generation.metrics.drafted for generation in running)
     assert all(generation.metrics.accepted > 0 for generation in running)
 

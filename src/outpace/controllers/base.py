@@ -113,6 +113,10 @@ def _price(costs: tuple[float, ...]) -> float:
 class Controller(ABC):
     """Turns what was measured so far into the next round's budget."""
 
+    adapts: bool = False
+    """Whether it chooses lengths for what costs and acceptance say, so that rounds of a batch may do without drafts
+    where they are seen not to pay. A budget that states what a shared round costs says so, too."""
+
     def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - most fit all
         """Raise BadInput when it does not fit the request's sampling parameters."""
 

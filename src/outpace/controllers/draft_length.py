@@ -8,7 +8,8 @@ before anything of the round is drawn, from the verdicts of earlier rounds alone
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+import math
+from collections.abc import Callable, Iterable, Sequence as Seq
 from itertools import accumulate, chain, islice, repeat
 from operator import mul
 
@@ -25,6 +26,8 @@ LONGEST = 32
 """Most draft tokens on a path."""
 PATIENCE = 8
 """Where drafting does not gain, this round drafts all the same, and then rounds twice, four times, ... as late."""
+_BOUND, _MOST_HOPED = 1.5, 0.9
+"""Standard errors of the acceptance rate that may be hoped for, and the most of it."""
 
 
 def acceptance_rate(metrics: RequestMetrics) -> float:
@@ -32,18 +35,30 @@ def acceptance_rate(metrics: RequestMetrics) -> float:
     return (WEIGHT * PRIOR + metrics.accepted) / (WEIGHT + metrics.judged)
 
 
-def chosen_length(found: Seq[float], metrics: RequestMetrics) -> int:
-    """The length of the largest of the speed-ups ``found``, those of 0, 1, 2, ... draft tokens.
+def hoped_rate(rate: float, metrics: RequestMetrics) -> float:
+    """What the acceptance rate may be all the same, as few draft tokens were judged: an upper bound of it."""
+    error = math.sqrt(rate * (1.0 - rate) / (WEIGHT + metrics.judged + 1.0))
+    return max(rate, min(_MOST_HOPED, rate + _BOUND * error))
+
+
+def chosen_length(rate: float, steps: Callable[[], Iterable[float]], metrics: RequestMetrics) -> int:
+    """The length of the largest expected speed-up. ``steps()``: of rounds with drafts of 1, 2, ... tokens.
 
     0 where none gains; but after growing intervals (:data:`PATIENCE`) the best length above 0, because only a draft
-    shows whether acceptance has changed.
+    shows whether acceptance has changed: unless even :func:`hoped_rate` would gain nothing.
     """
+    found = speedups(one_rate(rate), steps())
     if len(found) < 2:
         return 0
     drafting = 1 + max(range(len(found) - 1), key=lambda at: found[1 + at])
+    if found[drafting] > 1.0:
+        return drafting
     rounds = metrics.rounds
-    again = rounds >= PATIENCE and rounds & (rounds - 1) == 0
-    return drafting if again or found[drafting] > 1.0 else 0
+    if rounds < PATIENCE or rounds & (rounds - 1):
+        return 0
+    # Of the same lengths: longer ones were not measured.
+    hoped = speedups(one_rate(hoped_rate(rate, metrics)), islice(steps(), len(found) - 1))
+    return drafting if max(hoped[1:]) > 1.0 else 0
 
 
 class DraftLength(Controller):
@@ -52,6 +67,8 @@ class DraftLength(Controller):
 
     ``confidence``: as :class:`~outpace.controllers.base.Budget` has it.
     """
+
+    adapts = True
 
     def __init__(
         self,
@@ -70,8 +87,8 @@ class DraftLength(Controller):
         )
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
-        steps = self._steps.of(batch, context_of(metrics))
-        depth = chosen_length(speedups(one_rate(acceptance_rate(metrics)), steps), metrics)
+        context = context_of(metrics)
+        depth = chosen_length(acceptance_rate(metrics), lambda: self._steps.of(batch, context), metrics)
         return Budget(depth, self._max_nodes, max(self._branching), self._confidence)
 
     def _widths(self) -> list[int]:

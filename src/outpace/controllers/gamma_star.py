@@ -17,7 +17,7 @@ from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import context_of
 from outpace.controllers.draft_length import acceptance_rate, chosen_length
 from outpace.controllers.named import NamedController, Setup
-from outpace.controllers.predictor import GivenDraft, LevelSteps, Predictor, one_rate, speedups
+from outpace.controllers.predictor import GivenDraft, LevelSteps, Predictor
 from outpace.core.metrics import RequestMetrics
 from outpace.core.validation import StrictModel
 
@@ -57,8 +57,8 @@ class GammaStar(NamedController):
         """The best length of at most ``most``; 0 where no draft is expected to gain."""
         rate = acceptance_rate(metrics) if self._settings.alpha is None else self._settings.alpha
         most = min(most, self._settings.max_draft_tokens)
-        steps = islice(self._known.of(batch, context_of(metrics)), most)
-        return chosen_length(speedups(one_rate(rate), steps), metrics)
+        context = context_of(metrics)
+        return chosen_length(rate, lambda: islice(self._known.of(batch, context), most), metrics)
 
     def _steps(self, batch: int, context: int) -> Iterator[float]:
         c = self._settings.c

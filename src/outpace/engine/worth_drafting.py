@@ -45,8 +45,10 @@ def _like(known: dict[int, Payoff | None], size: int) -> Payoff | None:
 
 
 def _adapts(active: Seq[Generation]) -> bool:
-    """Whether the drafter's lengths follow costs that the requests of a round share. A drafter has one controller."""
+    """Whether the drafter's lengths follow costs, so that it may do without drafts. A drafter has one controller."""
     one = active[0]
+    if one.request.method.controller.adapts:
+        return True
     budget = one.request.method.controller.budget(one.metrics, len(active), not one.sequence.timed)
     return budget.base_tokens > 1.0 and bool(budget.relative_costs)
 

@@ -24,9 +24,9 @@ _KEPT = 256  # answers: those of a few prompts
 class PromptQuality:
     """Sums over the answers to a prompt's turns; ratios of their totals are a row's figures.
 
-    ``tv`` over ``tv_nodes``; at ``tv_lost`` nodes it could not be had. ``edits`` of at most ``longest`` tokens; both 0 where answers are not compared. ``right``: of the last turn's
-    answer, None where there is nothing to score. ``answered``: it gave a final answer. ``cut_off``: it reached the
-    length limit.
+    ``tv`` over ``tv_nodes``; at ``tv_lost`` nodes it could not be had. ``edits`` of at most ``longest`` tokens; both 0
+    where answers are not compared. ``right``: of the last turn's answer, None where there is nothing to score.
+    ``answered``: it gave a final answer. ``cut_off``: it reached the length limit.
     """
 
     tokens: int = 0
