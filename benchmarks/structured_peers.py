@@ -323,7 +323,10 @@ def rewritten(page: str, result: dict[str, Any]) -> str:
         f"{result['machine']['cpu']}.",
         "",
     ]
-    for title, group in (("All sixty prompts", list(KINDS)), *(("SQL" if one == "sql" else one.capitalize(), [one]) for one in KINDS)):
+    for title, group in (
+        ("All sixty prompts", list(KINDS)),
+        *(("SQL" if one == "sql" else one.capitalize(), [one]) for one in KINDS),
+    ):
         lines += [f"{title}:", "", table(result, length, group), ""]
     for block in (summary(result), refusals(result)):
         lines += [*block, ""] if block else []

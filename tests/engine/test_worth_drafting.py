@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from time import sleep
 
 import pytest
 
+from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
@@ -131,6 +133,42 @@ def test_a_batch_at_rest_says_for_how_long() -> None:
     assert all(idle == 0 for (_, before, _), (_, proposed, idle) in rounds if before < proposed), "it drafts"
     assert max(idle for *_, idle in told) > 10
     assert all(after == idle - 1 for (*_, idle), (*_, after) in rounds if idle)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_drafters_are_told_which_rounds_rested(reads: bool) -> None:
+    """Those in which nobody was asked for a draft, and whose hidden states nobody read."""
+    told = Counter[str]()
+
+    class Told(Timed):
+        aux_hidden_state_layers = (0,) if reads else ()
+
+        def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+            told["asked"] += 1
+            return super().propose_batch(states, budgets)
+
+        def observe_batch(self, states: Seq[DraftState], verdicts: Seq[Verdict]) -> None:
+            told["observed"] += 1
+
+        def rested(self, states: Seq[DraftState], verdicts: Seq[Verdict]) -> None:
+            told["rested"] += 1
+            assert len(states) == len(verdicts) and not any(len(one.path) for one in verdicts)
+
+    found = answers(Told(0.02))
+    assert told["asked"] + told["rested"] <= told["observed"] + told["rested"] == found[0].metrics.rounds
+    assert (told["rested"] == 0) == reads
+    assert reads or told["rested"] > 50
+
+
+def test_a_method_whose_controller_adapts_rests_too() -> None:
+    class Adapts(Fixed):
+        adapts = True
+
+    made = [Method("toy", Timed(0.0), RecursiveRejection(), one(3)) for one in (Fixed, Adapts)]
+    decoder = Decoder(Clocked())
+    for method, rests in zip(made, (False, True), strict=True):
+        active = [decoder.submit(Request((1,), method, max_new_tokens=5)) for _ in range(2)]
+        assert (payoff_of(decoder.target, active) is not None) == rests
 
 
 def test_where_nothing_is_measured() -> None:

@@ -118,6 +118,11 @@ class Drafter(ABC, Generic[S]):
         for state, verdict in zip(states, verdicts, strict=True):
             self.observe(state, verdict)
 
+    def rested(self, states: Seq[S], verdicts: Seq[Verdict]) -> None:
+        """Called in place of :meth:`observe_batch` after a round of a batch in which drafts do not pay: nobody was
+        asked for one, and no hidden states were read. A drafter that learns nothing of such rounds does without."""
+        self.observe_batch(states, verdicts)
+
     def on_prefill(self, state: S, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         """Hidden states of one prefill chunk that starts at ``position``: (rows, hidden) by layer.
 

@@ -164,6 +164,9 @@ class CopyDrafter(Drafter[S], ABC):
                 break
         state.copied = []
 
+    def rested(self, states: Seq[S], verdicts: Seq[Verdict]) -> None:
+        """Nothing was looked up; tokens are taken in with the next match."""
+
 
 def _first_kind(match: Match) -> CopyKind:
     rivals = None if match.rivals is None else min(match.rivals, len(SHARES) - 1)

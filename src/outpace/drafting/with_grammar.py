@@ -57,6 +57,12 @@ class WithGrammar(Merge):
         for state in states:
             state.united, state.drafts = NO_DRAFT, ()
 
+    def rested(self, states: Seq[MergeState], verdicts: Seq[Verdict]) -> None:
+        if any(state.sequence.sampler.grammar is not None for state in states):
+            self.observe_batch(states, verdicts)
+        else:
+            self.parts[0].rested([state.parts[0] for state in states], verdicts)
+
     def drafting(self, state: MergeState) -> dict[str, int]:
         assert isinstance(state, _State)
         names = self.names if state.sequence.sampler.grammar is not None else self.names[:1]

@@ -36,7 +36,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     split: list[dict[str, float]] = [{} for _ in (*active, *groups)]
     measurements = target.costs.measurements
     payoff = None if groups else payoff_of(target, active)
-    trees = _draft(target, active, split) if payoff is None or payoff.drafts else [TokenTree() for _ in active]
+    rests = payoff is not None and not payoff.drafts
+    trees = [TokenTree() for _ in active] if rests else _draft(target, active, split)
     drafting = perf_counter() - began
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
@@ -54,7 +55,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     judged = _accept(active, scores, split)
     verdicts = [_keep(one, verdict, target.context_length) for one, verdict in zip(active, judged, strict=True)]
     _commit(target, active, scores, verdicts)
-    _observe(active, verdicts, split)
+    _observe(active, verdicts, split, rested=rests and not layers)
     _close_books(active, split, began)
     undisturbed = target.costs.measurements == measurements  # else most of the time was for measuring
     if payoff is not None and undisturbed:
@@ -170,11 +171,14 @@ def _record_logprobs(one: Generation, verdict: Verdict) -> None:
             one.logprobs.append(Logprob(token, value, tuple(top)))
 
 
-def _observe(active: Seq[Generation], verdicts: Seq[Verdict | None], split: list[dict[str, float]]) -> None:
+def _observe(
+    active: Seq[Generation], verdicts: Seq[Verdict | None], split: list[dict[str, float]], *, rested: bool
+) -> None:
     judged = {index: verdict for index, verdict in enumerate(verdicts) if verdict is not None}
     for drafter, members in grouped(judged, lambda i: active[i].drafter):
         with Timed([split[i] for i in members], "draft"):
-            drafter.observe_batch([active[i].draft_state for i in members], [judged[i] for i in members])
+            tell = drafter.rested if rested else drafter.observe_batch
+            tell([active[i].draft_state for i in members], [judged[i] for i in members])
 
 
 def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: float) -> None:

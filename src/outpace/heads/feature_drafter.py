@@ -190,6 +190,12 @@ class FeatureDrafter(Drafter[FeatureState]):
         if full := [state for state in states if len(state.unread) >= _UNREAD]:
             self._read(full)
 
+    def rested(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
+        for state in states:
+            if state.unread:
+                state.unread.clear()
+                state.unread_bytes = 0
+
     @torch.inference_mode()
     def _read(self, states: Seq[FeatureState]) -> None:
         """Keep the hidden states that have not been read."""

@@ -296,6 +296,12 @@ class Auto(MergedTrees[AutoState]):
                 learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
 
+    def rested(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
+        for index, part in enumerate(self.parts):
+            part.rested([state.parts[index] for state in states], verdicts)
+        if len(self.parts) > 1:
+            self._shared(states).saw_round(drafting=False)
+
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
     """What of the free part's draft is worth its rows beside draws, whatever those turn out to be: where the choice
