@@ -83,10 +83,16 @@ def test_where_drafting_does_not_gain_it_is_tried_after_growing_intervals() -> N
     assert drafting == [PATIENCE * factor for factor in (1, 2, 4, 8, 16)]
 
 
-@pytest.mark.parametrize(("seconds", "judged"), [(0.3, 40), (1.5, 0)])
-def test_where_no_acceptance_that_is_likely_would_gain_nothing_is_tried(seconds: float, judged: int) -> None:
+@pytest.mark.parametrize(("seconds", "judged", "batch"), [(0.3, 40, 4), (1.5, 0, 4), (1.5, 0, 1)])
+def test_where_no_acceptance_that_is_likely_would_gain_nothing_is_tried(
+    seconds: float, judged: int, batch: int
+) -> None:
     """Because many draft tokens were rejected, or because a draft takes longer than the best one saves."""
-    assert not any(depth(flat(1.0), flat(seconds), after(0, judged, rounds=n)) for n in range(200))
+    assert not any(depth(flat(1.0), flat(seconds), after(0, judged, rounds=n), batch=batch) for n in range(200))
+
+
+def test_a_text_that_is_alone_may_change_its_kind() -> None:
+    assert depth(flat(1.0), flat(0.3), after(0, 40, rounds=16 * PATIENCE)) > 0
 
 
 def test_trees_pay_for_all_their_nodes_and_end_at_the_bound() -> None:

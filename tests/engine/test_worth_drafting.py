@@ -10,6 +10,7 @@ from time import sleep
 import pytest
 
 from outpace.acceptance.base import Verdict
+from outpace.acceptance.margin import Margin
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
@@ -187,6 +188,9 @@ def test_where_nothing_is_measured() -> None:
     assert of(adaptive, adaptive)
     assert of(adaptive, adaptive, temperature=0.8, repeats=False)
     assert not of(adaptive, adaptive, temperature=0.8)
+    lossy = Method("toy", Timed(0.0), Margin(), FreeRows())
+    assert of(lossy, lossy, temperature=0.8, repeats=False)
+    assert not of(lossy, lossy), "which rounds rest would decide the answer"
     assert not of(adaptive)
     assert not of(fixed, fixed)
     assert not of(adaptive, other)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
-from outpace.advice.trial import Indices, Trial, undisturbed
+from outpace.advice.trial import Indices, Trial, mean_undisturbed
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -201,8 +201,9 @@ def predict(
     relative = costs.resampled(generator, RESAMPLES)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
     early = None if trial is None else played.early[: len(trial.plain)]
-    once = None if early is None else _mean_drafting(early)
-    again = None if early is None else _mean_drafting(early, _blocks(generator, len(early)))
+    once = again = np.zeros(1)
+    if early is not None and len(early):
+        once, again = mean_undisturbed(early), mean_undisturbed(early, _blocks(generator, len(early)))
     spread = np.hypot(noise * np.sqrt(2.0 / max(1.0, count / costs.batch)), untried if trial is None else 0.0)
     shaken = np.exp(spread * generator.standard_normal(RESAMPLES))
     whole = np.ones((1, count))
@@ -229,7 +230,7 @@ def _times(
     shares: Figures,
     relative: Figures,
     drawn: Indices | None,
-    early: Figures | None,
+    early: Figures,
 ) -> tuple[Figures, Figures]:
     """Autoregressive rounds that verifying and drafting take, (resamples,) each. ``early``: seconds that drafting took
     in the replays of a trial's rounds, (resamples,) or (1,)."""
@@ -248,7 +249,7 @@ def _drafting(
     shares: Figures,
     rounds: Figures,
     drawn: Indices | None,
-    early: Figures | None,
+    early: Figures,
 ) -> Figures:
     replayed = not np.isnan(played.drafting).any()
     if draft_steps is not None:
@@ -262,7 +263,6 @@ def _drafting(
         spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
         return spent
     # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
-    assert early is not None
     usual = early / costs.step
     if np.median(usual) < FREE:
         return rounds * tried
@@ -271,17 +271,8 @@ def _drafting(
     return scaled
 
 
-def _mean_drafting(early: Figures, drawn: Indices | None = None) -> Figures:
-    """Seconds of drafting in a round, the slowest left out: of each resample ``drawn``, or of all rounds, (1,)."""
-    if not len(early):
-        return np.zeros(1)
-    kept = undisturbed(early)
-    found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
-    return found
-
-
 def _blocks(generator: np.random.Generator, count: int) -> Indices:
     """(RESAMPLES, count): rounds of each resample, drawn in stretches: neighbours are alike."""
-    begins = generator.integers(max(1, count), size=(RESAMPLES, -(-count // _STRETCH)))
-    found = (begins[:, :, None] + np.arange(_STRETCH)) % max(1, count)
+    begins = generator.integers(count, size=(RESAMPLES, -(-count // _STRETCH)))
+    found = (begins[:, :, None] + np.arange(_STRETCH)) % count
     return found.reshape(RESAMPLES, -1)[:, :count]

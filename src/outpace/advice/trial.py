@@ -69,9 +69,7 @@ class Trial:
 
     def draft_steps(self, drawn: Indices | None = None) -> Figures:
         """What drafting takes in a round, in autoregressive rounds; as for :meth:`excess`."""
-        kept = undisturbed(self.drafting / np.median(self.plain))
-        found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
-        return found
+        return mean_undisturbed(self.drafting / np.median(self.plain), drawn)
 
     def resampled(self, generator: np.random.Generator, times: int) -> Indices:
         """(times, rounds): the rounds of each resample, of turns that were drawn first."""
@@ -104,6 +102,13 @@ def undisturbed(times: Figures) -> Figures:
     if len(times) < 1.0 / _DISTURBED:
         return times
     found: Figures = np.minimum(times, np.quantile(times, 1.0 - _DISTURBED))
+    return found
+
+
+def mean_undisturbed(times: Figures, drawn: Indices | None = None) -> Figures:
+    """Their mean, the longest cut as :func:`undisturbed` does: of each resample ``drawn``, or of all, (1,)."""
+    kept = undisturbed(times)
+    found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
     return found
 
 

@@ -22,6 +22,7 @@ class CombinedController(Controller):
     def __init__(self, parts: Seq[Controller], *, united: bool = False) -> None:
         self.parts = tuple(parts)
         self.united = united
+        self.adapts = all(part.adapts for part in parts)
         self._known: dict[tuple[int, ...], Budget] = {}
         """By the identities of the parts' budgets, which they hold."""
 

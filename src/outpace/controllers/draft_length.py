@@ -35,13 +35,16 @@ def acceptance_rate(metrics: RequestMetrics) -> float:
     return (WEIGHT * PRIOR + metrics.accepted) / (WEIGHT + metrics.judged)
 
 
-def hoped_rate(rate: float, metrics: RequestMetrics) -> float:
-    """What the acceptance rate may be all the same, as few draft tokens were judged: an upper bound of it."""
+def hoped_rate(rate: float, metrics: RequestMetrics, batch: int) -> float:
+    """What the acceptance rate may become. In a batch, where a trial has the draft model read the texts of all, it is
+    an upper bound of what was seen; a text that is alone may change its kind."""
+    if batch == 1:
+        return max(rate, _MOST_HOPED)
     error = math.sqrt(rate * (1.0 - rate) / (WEIGHT + metrics.judged + 1.0))
     return max(rate, min(_MOST_HOPED, rate + _BOUND * error))
 
 
-def chosen_length(rate: float, steps: Callable[[], Iterable[float]], metrics: RequestMetrics) -> int:
+def chosen_length(rate: float, steps: Callable[[], Iterable[float]], metrics: RequestMetrics, batch: int) -> int:
     """The length of the largest expected speed-up. ``steps()``: of rounds with drafts of 1, 2, ... tokens.
 
     0 where none gains; but after growing intervals (:data:`PATIENCE`) the best length above 0, because only a draft
@@ -57,7 +60,7 @@ def chosen_length(rate: float, steps: Callable[[], Iterable[float]], metrics: Re
     if rounds < PATIENCE or rounds & (rounds - 1):
         return 0
     # Of the same lengths: longer ones were not measured.
-    hoped = speedups(one_rate(hoped_rate(rate, metrics)), islice(steps(), len(found) - 1))
+    hoped = speedups(one_rate(hoped_rate(rate, metrics, batch)), islice(steps(), len(found) - 1))
     return drafting if max(hoped[1:]) > 1.0 else 0
 
 
@@ -88,7 +91,7 @@ class DraftLength(Controller):
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         context = context_of(metrics)
-        depth = chosen_length(acceptance_rate(metrics), lambda: self._steps.of(batch, context), metrics)
+        depth = chosen_length(acceptance_rate(metrics), lambda: self._steps.of(batch, context), metrics, batch)
         return Budget(depth, self._max_nodes, max(self._branching), self._confidence)
 
     def _widths(self) -> list[int]:

@@ -42,6 +42,7 @@ class GammaStar(NamedController):
     paper = "Leviathan et al. 2023, arXiv 2211.17192"
     summary = "The draft length with the most expected tokens per time, from one acceptance rate and the costs."
     Settings = GammaStarSettings
+    adapts = True
 
     def __init__(self, setup: Setup, settings: BaseModel) -> None:
         super().__init__(setup, settings)
@@ -58,7 +59,7 @@ class GammaStar(NamedController):
         rate = acceptance_rate(metrics) if self._settings.alpha is None else self._settings.alpha
         most = min(most, self._settings.max_draft_tokens)
         context = context_of(metrics)
-        return chosen_length(rate, lambda: islice(self._known.of(batch, context), most), metrics)
+        return chosen_length(rate, lambda: islice(self._known.of(batch, context), most), metrics, batch)
 
     def _steps(self, batch: int, context: int) -> Iterator[float]:
         c = self._settings.c

@@ -51,12 +51,12 @@ def catch_up(model: Target, sequences: Seq[Sequence], builders: Seq[TreeBuilder]
     """Prefill the sequences that are far behind; the builders' first forward runs the tokens that the others lack."""
     sharing = _same_prompts(model, sequences)
     waiting = {id(one) for one, _ in sharing}
-    _prefill_behind(model, [one for one in sequences if id(one) not in waiting])
+    prefill_behind(model, [one for one in sequences if id(one) not in waiting])
     for one, first in sharing:
         rows = min(one.prompt_length, len(first.tokens) - 1, len(one.tokens) - 1)
-        model.close(one.kv)
-        one.kv = model.fork(first.kv, rows)
-    _prefill_behind(model, [one for one, _ in sharing])
+        empty, one.kv = one.kv, model.fork(first.kv, rows)
+        model.close(empty)
+    prefill_behind(model, [one for one, _ in sharing])
     for sequence, builder in zip(sequences, builders, strict=True):
         builder.catch_up(sequence.tokens[len(sequence.tokens) - lag(model, sequence) :])
 
@@ -67,14 +67,15 @@ def _same_prompts(model: Target, sequences: Seq[Sequence]) -> list[tuple[Sequenc
     first: dict[tuple[str, tuple[int, ...]], Sequence] = {}
     found = []
     for one in sequences:
-        if lag(model, one) > CATCH_UP and not model.length(one.kv):
+        if one.prompt_length > CATCH_UP and not model.length(one.kv):
             key = one.namespace, tuple(one.tokens[: one.prompt_length])
             if (other := first.setdefault(key, one)) is not one:
                 found.append((one, other))
     return found
 
 
-def _prefill_behind(model: Target, sequences: Seq[Sequence]) -> None:
+def prefill_behind(model: Target, sequences: Seq[Sequence]) -> None:
+    """Read what the sequences lack of which more than :data:`CATCH_UP` tokens are committed and not read."""
     behind = [one for one in sequences if lag(model, one) > CATCH_UP]
     if behind:
         model.prefill(behind)

@@ -18,7 +18,7 @@ _KNOWN: WeakKeyDictionary[Drafter[Any], dict[int, Payoff | None]] = WeakKeyDicti
 
 def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     """What is known of rounds like this one; None where drafts do not depend on it: of one request, of fixed lengths or
-    costs, of several drafters, and where an answer must repeat for its seed.
+    costs, of several drafters, and where an answer must repeat: for its seed, or greedily under a lossy rule.
 
     It is asked in every round, before anything else is done for drafts.
     """
@@ -29,6 +29,8 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     for one in active:
         if one.drafter is not drafter or not one.sequence.timed:
             return None
+        if one.sequence.params.greedy and not (one.rule.lossless and not one.request.method.departs):
+            return None  # what it drafts decides what it answers
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     known = _KNOWN.setdefault(drafter, {})
     if size not in known:

@@ -8,7 +8,7 @@ excess_nll_ci95            its 95 % interval: paired bootstrap over prompts
 tv                         total variation between what a token is committed from and the target's distribution after
                            the same tokens, mean over tokens; at temperature 0 the share of tokens that are not the
                            target's first choice, of lossless rules without near ties, which rounding decides; null
-                           where a rule has no closed form
+                           where it cannot be computed at one of the tokens that are looked at
 near_ties                  share of tokens that are not the target's first choice, but as near to it as rounding
                            reaches; of autoregressive decoding what rounding alone gives; null above temperature 0
 edit_distance              tokens to insert, delete or replace to get from the greedy answer, over the longer one's

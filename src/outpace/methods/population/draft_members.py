@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.model_drafter import CATCH_UP, lag
+from outpace.drafting.model_drafter import lag, prefill_behind
 from outpace.engine.populations.base import Forest, Heir, Member
 from outpace.engine.populations.gather import gather
 from outpace.engine.populations.group import grown_by
@@ -36,9 +36,7 @@ class DraftMembers:
         """A new round: catch up with what the target committed."""
         if not self.sequences:
             self._begin(members)
-        behind = [one for one in self.sequences if lag(self.model, one) > CATCH_UP]
-        if behind:
-            self.model.prefill(behind)
+        prefill_behind(self.model, self.sequences)
         # The others' first forward runs what they lack.
         self._runs = [TokenTree.chain(one.tokens[len(one.tokens) - lag(self.model, one) :]) for one in self.sequences]
         self._where = [{ROOT: len(run) - 1} for run in self._runs]
