@@ -36,8 +36,10 @@ def test_a_thousand_mixes_are_decoded_as_alone() -> None:
 
 
 def plan(method: str, **changes: Any) -> Plan:
-    """A request that repeats two tokens, so that drafts are accepted."""
-    some = Plan(method, 0, COMMON[:2] * 6, 0, 12, "two tokens", frozenset(), (), (), "", None, ())
+    """A request that repeats two tokens, so that drafts are accepted. A draft model, which takes as long as the target
+    here, drafts a fixed length."""
+    variant = 2 if method == "draft-model" else 0
+    some = Plan(method, variant, COMMON[:2] * 6, 0, 12, "two tokens", frozenset(), (), (), "", None, ())
     return replace(some, **changes)
 
 
