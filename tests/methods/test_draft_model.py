@@ -283,6 +283,17 @@ def test_a_prompt_that_several_requests_have_is_read_once(answers: int) -> None:
     assert len({id(state.draft_sequence.kv) for state in states}) == 4
 
 
+@pytest.mark.parametrize("length", range(CATCH_UP - 1, CATCH_UP + 4))
+def test_a_prompt_that_is_about_as_long_as_what_is_caught_up_is_shared_where_it_is_read(length: int) -> None:
+    draft, prompt = other(5), [i % 5 for i in range(length)]
+    drafter = DraftModel(draft)
+    states = [drafter.begin(TableTarget(5).sequence(prompt)) for _ in range(3)]
+    trees = drafter.propose_batch(states, [Budget(2)] * 3)
+    assert draft.prefills == ([1] if length > CATCH_UP + 1 else [])
+    alone = drafter.propose_batch([drafter.begin(TableTarget(5).sequence(prompt))], [Budget(2)])[0]
+    assert all(tree.tokens == alone.tokens for tree in trees)
+
+
 def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
     draft, params = other(4), SamplingParams(temperature=0.8, repetition_penalty=1.4)
     sequence = TableTarget(4).sequence([0, 1], params)

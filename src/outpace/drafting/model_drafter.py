@@ -67,7 +67,7 @@ def _same_prompts(model: Target, sequences: Seq[Sequence]) -> list[tuple[Sequenc
     first: dict[tuple[str, tuple[int, ...]], Sequence] = {}
     found = []
     for one in sequences:
-        if one.prompt_length > CATCH_UP and not model.length(one.kv):
+        if one.prompt_length > CATCH_UP and lag(model, one) > CATCH_UP and not model.length(one.kv):
             key = one.namespace, tuple(one.tokens[: one.prompt_length])
             if (other := first.setdefault(key, one)) is not one:
                 found.append((one, other))
