@@ -15,7 +15,7 @@ from typing import Any
 from outpace.advice.candidates import ENGINES, Shape
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
-from outpace.heads.exchange import HUB
+from outpace.heads.exchange import published
 from outpace.integrations.vllm.exported_head import LAYOUTS
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.speculative_config import Wanted, head_config, speculation
@@ -45,7 +45,7 @@ class Typed:
     @property
     def published(self) -> str:
         """The model as other engines find it."""
-        return HUB.get(self.model, self.model)
+        return published(self.model)
 
     def draft_model(self, label: str) -> str | None:
         """Where the draft model of ``METHOD#NAME`` is; without a name that of the first one."""
@@ -182,8 +182,7 @@ def _draft_model(typed: Typed, best: Offer) -> str | None:
     """Where the draft model of ``draft-model`` is; None for other methods."""
     if split(best.method)[0] != "draft-model":
         return None
-    place = typed.draft_model(best.method) or DRAFT_LM
-    return HUB.get(place, place)
+    return published(typed.draft_model(best.method) or DRAFT_LM)
 
 
 def _draft_lm(place: str) -> bool:

@@ -91,7 +91,7 @@ def _shrunk_median(ratios: Figures, chosen: NDArray[np.bool_]) -> Figures:
     count = chosen.sum(axis=1)
     ordered = np.sort(np.where(chosen, ratios, np.inf), axis=1)
     rows = np.arange(len(ratios))
-    low, high = ordered[rows, np.maximum(count - 1, 0) // 2], ordered[rows, np.minimum(count // 2, len(ratios.T) - 1)]
+    low, high = ordered[rows, np.maximum(count - 1, 0) // 2], ordered[rows, count // 2]
     middle = np.where(count > 0, 0.5 * (low + high), 1.0)
     found: Figures = middle ** (count / (count + _SHRINKAGE))
     return found

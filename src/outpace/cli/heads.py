@@ -48,11 +48,11 @@ def export_head(
     json: opt.Json = False,
 ) -> None:
     """Convert a head to another engine's layout, including the weights that it shares with its model."""
-    from outpace.heads.exchange import HUB
+    from outpace.heads.exchange import published
 
     machine.check()
     head = outpace.export_head(machine.load, folder, output, layout, verifier=verifier)
-    model = verifier or HUB.get(machine.model, machine.model)
+    model = verifier or published(machine.model)
     _written(output, {"kind": head.kind, "layout": layout, "model": model}, json)
 
 

@@ -29,7 +29,7 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     for one in active:
         if one.drafter is not drafter or not one.sequence.timed:
             return None
-        if one.sequence.params.greedy and not (one.rule.lossless and not one.request.method.departs):
+        if one.sequence.params.greedy and (one.request.method.departs or not one.rule.lossless):
             return None  # what it drafts decides what it answers
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     known = _KNOWN.setdefault(drafter, {})

@@ -20,6 +20,11 @@ HUB = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """What other engines call the embedded models."""
 
 
+def published(name: str) -> str:
+    """What other engines call a model: its own name, unless it is embedded."""
+    return HUB.get(name, name)
+
+
 def export_head(
     model: HeadOwner | Callable[[], HeadOwner],
     folder: str | Path,
@@ -43,7 +48,7 @@ def export_head(
     owner = load()
     head = found.load(owner.target)
     about = About(
-        verifier or HUB.get(owner.name, owner.name),
+        verifier or published(owner.name),
         owner.info.get("architecture", "LlamaForCausalLM"),
         unused_token(owner.tokenizer, owner.eos_ids, owner.target.vocab_size),
         read_provenance(found.files.path) or {},
