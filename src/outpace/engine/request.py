@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.controllers.payoff import Payoff
 from outpace.core import machine
 from outpace.core.constraint import Constraint, ShowsText
 from outpace.core.errors import BadInput, OutpaceError
@@ -179,6 +180,9 @@ class Generation:
     """What the weights of the tokens that its grammar allows are; None where they are not weighted."""
     finish_reason: str | None = None
     error: OutpaceError | None = None
+    payoffs: dict[int, Payoff | None] | None = None
+    """What rounds since its batch began have shown of drafts, by the number of requests; None where it may go by a
+    clock. See :mod:`outpace.engine.worth_drafting`."""
     group: Group | None = None
     """Its sequences, where it has several; ``sequence`` is then the prompt alone until the answer is known."""
     _pieces: list[str] = field(default_factory=list)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.controllers.payoff import Payoff
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
@@ -20,7 +21,7 @@ from outpace.engine.future_validity import look_ahead
 from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
-from outpace.engine.worth_drafting import expected_steps, payoff_of
+from outpace.engine.worth_drafting import Steps, by_clock, expected_steps, payoff_of
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -42,7 +43,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
             mark_certain_rows(one, tree)
-    expected = 1.0 if payoff is None else expected_steps(target, active, trees)
+    expected = Steps() if payoff is None else expected_steps(target, active, trees, rested=rests)
     others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
@@ -58,11 +59,9 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _observe(active, verdicts, split, rested=rests and not layers)
     _close_books(active, split, began)
     undisturbed = target.costs.measurements == measurements  # else most of the time was for measuring
-    if payoff is not None and undisturbed:
-        committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
-        joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
-        lasted = target.lasted(perf_counter() - began, drafting)
-        payoff.saw(committed / len(active), lasted, drafting, joined, expected)
+    if payoff is not None:
+        seconds = target.lasted(perf_counter() - began, drafting) if undisturbed else None
+        _tell(payoff, active, verdicts, expected, seconds, drafting)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif undisturbed and reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
@@ -195,6 +194,23 @@ def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: 
             one.metrics.first_token_seconds, one.metrics.first_tokens = now - one.started, len(one.tokens)
         one.metrics.tokens = len(one.tokens)
         one.metrics.seconds = now - one.started
+
+
+def _tell(
+    payoff: Payoff,
+    active: Seq[Generation],
+    verdicts: Seq[Verdict | None],
+    expected: Steps,
+    seconds: float | None,
+    drafting: float,
+) -> None:
+    """Tell what the round has committed and taken: ``seconds`` with its draft's, None where they say nothing."""
+    committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
+    joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
+    if not by_clock(active):
+        payoff.saw(committed / len(active), sum(expected), expected.drafting, joined, expected.beside)
+    elif seconds is not None:
+        payoff.saw(committed / len(active), seconds, drafting, joined, expected.beside)
 
 
 def _compare_costs(

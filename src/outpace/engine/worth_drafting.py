@@ -1,9 +1,13 @@
-"""Whether a round drafts at all: what rounds of several requests have shown of it in this process."""
+"""Whether a round drafts at all: what rounds of several requests have shown of it.
+
+Rounds of this process show it, by what they take. An answer that must repeat may not depend on a clock, nor on what
+others did before: such requests go by the rounds since their own batch began, and by what costs expect of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from outpace.controllers.payoff import Payoff
@@ -12,13 +16,16 @@ from outpace.drafting.base import Drafter
 from outpace.engine.request import Generation
 from outpace.targets.base import Target
 
+ASKING = 1e-4
+"""Seconds, for each request, that a round takes to ask for drafts, whether there are any or not. Counted where no clock
+may be read."""
 _KNOWN: WeakKeyDictionary[Drafter[Any], dict[int, Payoff | None]] = WeakKeyDictionary()
 """By the number of requests, nearly: rounds of five to eight are compared with each other."""
 
 
 def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     """What is known of rounds like this one; None where drafts do not depend on it: of one request, of fixed lengths or
-    costs, of several drafters, and where an answer must repeat: for its seed, or greedily under a lossy rule.
+    costs, and of several drafters.
 
     It is asked in every round, before anything else is done for drafts.
     """
@@ -27,15 +34,35 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
         return None
     drafter = active[0].drafter
     for one in active:
-        if one.drafter is not drafter or not one.sequence.timed:
+        if one.drafter is not drafter:
             return None
-        if one.sequence.params.greedy and (one.request.method.departs or not one.rule.lossless):
-            return None  # what it drafts decides what it answers
+    timed = by_clock(active)
+    known = _KNOWN.setdefault(drafter, {}) if timed else _since_their_batch_began(active)
     size = count if count <= 4 else 4 + (count - 1).bit_length()
-    known = _KNOWN.setdefault(drafter, {})
     if size not in known:
-        known[size] = Payoff(_like(known, size)) if _adapts(active) else None
+        known[size] = Payoff(_like(known, size)) if _adapts(active, timed=timed) else None
     return known[size]
+
+
+def by_clock(active: Seq[Generation]) -> bool:
+    """Whether drafts may depend on what rounds take: not where an answer must repeat for its seed, nor of a greedy one
+    under a lossy rule, which what is drafted changes."""
+    for one in active:
+        if not one.sequence.timed:
+            return False
+        if one.sequence.params.greedy and (one.request.method.departs or not one.rule.lossless):
+            return False
+    return True
+
+
+def _since_their_batch_began(active: Seq[Generation]) -> dict[int, Payoff | None]:
+    """What these requests know together; those that join go by what the others know."""
+    known = next((one.payoffs for one in active if one.payoffs is not None), None)
+    if known is None:
+        known = {}
+    for one in active:
+        one.payoffs = known
+    return known
 
 
 def _like(known: dict[int, Payoff | None], size: int) -> Payoff | None:
@@ -46,24 +73,36 @@ def _like(known: dict[int, Payoff | None], size: int) -> Payoff | None:
     return None if found is None or (nearest > size and not found.better) else found
 
 
-def _adapts(active: Seq[Generation]) -> bool:
-    """Whether the drafter's lengths follow costs, so that it may do without drafts. A drafter has one controller."""
+def _adapts(active: Seq[Generation], *, timed: bool) -> bool:
+    """Whether the drafter's lengths follow costs, so that it may do without drafts. A drafter has one controller.
+    What the drafts of others take than those that state what a shared round costs is not known without a clock."""
     one = active[0]
-    if one.request.method.controller.adapts:
+    if timed and one.request.method.controller.adapts:
         return True
-    budget = one.request.method.controller.budget(one.metrics, len(active), not one.sequence.timed)
+    budget = one.request.method.controller.budget(one.metrics, len(active), not timed)
     return budget.base_tokens > 1.0 and bool(budget.relative_costs)
 
 
-def expected_steps(target: Target, active: Seq[Generation], trees: Seq[TokenTree]) -> float:
-    """Autoregressive steps that the round takes beside its draft, by the target's costs."""
+class Steps(NamedTuple):
+    """What a round is expected to take, in autoregressive steps of its batch: beside its draft, and for it."""
+
+    beside: float = 1.0
+    drafting: float = 0.0
+
+
+def expected_steps(target: Target, active: Seq[Generation], trees: Seq[TokenTree], *, rested: bool) -> Steps:
+    """Of a round with these drafts, by the target's costs."""
     rows = [1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees]
-    if sum(rows) == len(rows):
-        return 1.0
+    if rested:
+        return Steps()
     contexts = [len(one.sequence.tokens) for one in active]
     beside = target.costs.overhead
-    plain = target.costs.forward([1] * len(rows), contexts)
-    return (target.costs.forward(rows, contexts) + beside) / (plain + beside)
+    plain = target.costs.forward([1] * len(rows), contexts) + beside
+    drafter = active[0].drafter
+    drafting = ASKING * len(active) / plain + drafter.draft_steps([one.draft_state for one in active])
+    if sum(rows) == len(rows):
+        return Steps(1.0, drafting)
+    return Steps((target.costs.forward(rows, contexts) + beside) / plain, drafting)
 
 
 def forget(drafter: Drafter[Any]) -> None:

@@ -21,7 +21,7 @@ from outpace.drafting.merged import NO_DRAFT, MergedTrees, contributed, cut
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.combination.auto_state import AutoState, first_chance
 from outpace.methods.combination.learned_record import Asked, learn, learn_by_target
-from outpace.methods.combination.learned_times import LearnedTimes, Shared, Timing
+from outpace.methods.combination.learned_times import HOPELESS, BatchRests, LearnedTimes, Shared, Timing
 from outpace.targets.base import Sequence, Target
 
 HOPE = 1.1
@@ -95,6 +95,8 @@ class Auto(MergedTrees[AutoState]):
         if len(self.parts) == 1:
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
+            for state in states:
+                state.batch_rest = HOPELESS
             return self._alone(states, [TokenTree() for _ in states])
         self._asked = True
         self._choose(states, budgets)
@@ -118,19 +120,28 @@ class Auto(MergedTrees[AutoState]):
             self._choose_for(state, budget)
 
     def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], batch: int) -> None:
-        # What requests that must repeat draft does not depend on what others did before.
-        rest = self._shared(states).rest_of(batch) if all(state.sequence.timed for state in states) else None
-        resting = rest is not None and rest.left > 0
+        rest = self._rounds_of(states).rest_of(batch)
         for state in states:
             state.quiet, state.batch_rest = None, rest
+        resting = rest.left > 0
         self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, asking=not resting)))
         if resting:
             for state in states:
                 state.known.passed(asked=False)
             return
         self._decide(states, budgets, _timing(states, budgets))
-        if rest is not None:
-            rest.decided(asked=any(state.asked is not None for state in states))
+        rest.decided(asked=any(state.asked is not None for state in states))
+
+    def _rounds_of(self, states: Seq[AutoState]) -> BatchRests:
+        """That count for these: of the process, or, where an answer must repeat, since their batch began."""
+        if all(state.sequence.timed for state in states):
+            return self._shared(states).rounds
+        found = next((state.rounds_together for state in states if state.rounds_together is not None), None)
+        if found is None:
+            found = BatchRests()
+        for state in states:
+            state.rounds_together = found
+        return found
 
     def observed_layers(self, states: Seq[AutoState], idle: int) -> Seq[int]:
         if len(self.parts) == 1:
@@ -281,8 +292,7 @@ class Auto(MergedTrees[AutoState]):
         if len(states) == 1 and states[0].drafted is not None and not states[0].sequence.replayed:
             self._compare(states[0], *states[0].drafted)
         if len(self.parts) > 1:
-            if all(state.sequence.timed for state in states):
-                self._shared(states).saw_round(drafting=self._asked)
+            self._saw_round(states, drafting=self._asked)
             self._asked = False
         for state, verdict in zip(states, verdicts, strict=True):
             state.paced(len(verdict.committed))
@@ -300,7 +310,13 @@ class Auto(MergedTrees[AutoState]):
         for index, part in enumerate(self.parts):
             part.rested([state.parts[index] for state in states], verdicts)
         if len(self.parts) > 1:
-            self._shared(states).saw_round(drafting=False)
+            self._saw_round(states, drafting=False)
+
+    def _saw_round(self, states: Seq[AutoState], *, drafting: bool) -> None:
+        if len(states) > 1 or states[0].sequence.timed:
+            self._rounds_of(states).now += 1
+        if all(state.sequence.timed for state in states):
+            self._shared(states).saw_round(drafting=drafting)
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:

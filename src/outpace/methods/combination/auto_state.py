@@ -8,7 +8,7 @@ from outpace.controllers.yields import Yield
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.merged import NO_DRAFT, MergeState
 from outpace.methods.combination.learned_record import Asked
-from outpace.methods.combination.learned_times import BatchRest
+from outpace.methods.combination.learned_times import BatchRest, BatchRests
 
 HORIZON = 32.0
 """Rounds to come, where a request's answer may be longer."""
@@ -45,6 +45,8 @@ class AutoState(MergeState):
     """Tokens of a text that the learned part reads before a draft, at most; None: all."""
     quiet: int | None = None
     """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
+    rounds_together: BatchRests | None = None
+    """Those since its batch began, of a request in a batch in which an answer must repeat."""
     batch_rest: BatchRest | None = None
     """That of the batch which the round under way was decided in; None: it had none."""
     steps: float | None = None

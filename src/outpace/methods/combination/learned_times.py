@@ -31,6 +31,51 @@ NOMINAL_DRAFT = 0.25
 
 
 @dataclass(slots=True)
+class BatchRests:
+    """Rounds so far, and the rests of batches by the number of their requests."""
+
+    now: int = 0
+    rests: dict[int, BatchRest] = field(default_factory=dict)
+
+    def rest_of(self, batch: int) -> BatchRest:
+        """That of batches of so many requests."""
+        found = self.rests.get(batch)
+        if found is None:
+            found = self.rests[batch] = BatchRest(self, self.now)
+        return found
+
+
+@dataclass(slots=True)
+class BatchRest:
+    """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
+    so does keeping what the part would read.
+
+    ``rounds``: counts them. ``asked``: the one in which anybody was asked last, or batches of the size began;
+    ``until``: the one that decides next.
+    """
+
+    rounds: BatchRests = field(repr=False)
+    asked: int
+    until: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many rounds, this one included, do not decide."""
+        return max(0, self.until - self.rounds.now)
+
+    def decided(self, *, asked: bool) -> None:
+        """This round did."""
+        now = self.rounds.now
+        if asked:
+            self.asked = now
+        self.until = now + 1 + min((now - self.asked) // PATIENCE, LONGEST_REST)
+
+
+HOPELESS = BatchRest(BatchRests(), 0, LONGEST_REST)
+"""That of batches so large that no draft would gain."""
+
+
+@dataclass(slots=True)
 class Shared:
     """What the requests of a process that read a clock have seen of a learned part beside a target."""
 
@@ -40,47 +85,10 @@ class Shared:
     drafting: float = 1.0
     """In how many of the last rounds drafts were asked for at all, as a share: where rounds of several requests do not
     draft, what a request reads for its drafts serves few of them."""
-    rounds: int = 0
-    """So far."""
-    rests: dict[int, BatchRest] = field(default_factory=dict)
-    """Of batches, by the number of their requests."""
+    rounds: BatchRests = field(default_factory=BatchRests)
 
     def saw_round(self, *, drafting: bool) -> None:
         self.drafting += (drafting - self.drafting) / _ROUNDS
-        self.rounds += 1
-
-    def rest_of(self, batch: int) -> BatchRest:
-        """That of batches of so many requests."""
-        found = self.rests.get(batch)
-        if found is None:
-            found = self.rests[batch] = BatchRest(self, self.rounds)
-        return found
-
-
-@dataclass(slots=True)
-class BatchRest:
-    """When the batches of one size next decide whether to ask a learned part: deciding takes time in every round, and
-    so does keeping what the part would read.
-
-    ``shared``: counts the rounds. ``asked``: the one in which anybody was asked last, or batches of the size began;
-    ``until``: the one that decides next.
-    """
-
-    shared: Shared = field(repr=False)
-    asked: int
-    until: int = 0
-
-    @property
-    def left(self) -> int:
-        """How many rounds, this one included, do not decide."""
-        return max(0, self.until - self.shared.rounds)
-
-    def decided(self, *, asked: bool) -> None:
-        """This round did."""
-        now = self.shared.rounds
-        if asked:
-            self.asked = now
-        self.until = now + 1 + min((now - self.asked) // PATIENCE, LONGEST_REST)
 
 
 _SHARED: WeakKeyDictionary[Target, dict[tuple[str, bool], Shared]] = WeakKeyDictionary()
