@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -45,9 +46,9 @@ def vllm_config(command: str) -> dict[str, object]:
 
 
 def test_each_engine_gets_the_best_that_it_can_run() -> None:
-    found = commands(Typed("model.gguf"), OWN, [CHAIN, OWN, TREE, HEAD_CHAIN])
+    found = commands(Typed("model"), OWN, [CHAIN, OWN, TREE, HEAD_CHAIN])
     assert tuple(found) == ENGINES
-    assert found["outpace"] == "outpace serve --model model.gguf --method auto"
+    assert found["outpace"] == "outpace serve --model model --method auto"
     assert vllm_config(found["vllm"]) == {
         "method": "eagle3",
         "model": "HEAD_FOLDER",
@@ -60,7 +61,7 @@ def test_each_engine_gets_the_best_that_it_can_run() -> None:
     assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert words[words.index("--speculative-num-steps") + 1] == "4"
     assert words[words.index("--speculative-num-draft-tokens") + 1] == "9"
-    assert found["llama.cpp"] == "llama-server -m model.gguf --spec-type ngram-simple --draft-max 4"
+    assert found["llama.cpp"].startswith("# llama.cpp reads GGUF")
 
 
 def test_lookup_and_draft_models() -> None:
@@ -72,9 +73,11 @@ def test_lookup_and_draft_models() -> None:
     draft = Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3, 1.2)
     found = commands(Typed("big.gguf", draft_models={"small.gguf": "small.gguf"}), draft, [draft])
     assert "--draft-model small.gguf" in found["outpace"]
-    assert vllm_config(found["vllm"])["model"] == "small.gguf"
     assert "STANDALONE" in found["sglang"]
-    assert "-md small.gguf --draft-max 2" in found["llama.cpp"]
+    words = shlex.split(found["llama.cpp"])
+    options = dict(itertools.pairwise(words))
+    assert options["--spec-type"] == "draft-simple" and options["-md"] == "small.gguf"
+    assert options["--spec-draft-n-max"] == "2" and options["--spec-draft-p-min"] == "0"
 
 
 def test_nothing_is_speculated_where_nothing_gains() -> None:
@@ -90,14 +93,42 @@ def test_the_command_is_the_recommendation_where_the_method_s_own_choice_is_as_g
     longer = replace(CHAIN, speedup=1.205)
     found = commands(Typed("model.gguf"), own, [own, longer])
     assert found["outpace"] == "outpace serve --model model.gguf --method pld"
-    assert "--draft-max 4" in found["llama.cpp"]
+    assert "--spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 4" in found["llama.cpp"]
+
+
+@pytest.mark.parametrize(
+    ("offer", "words"),
+    [
+        (CHAIN, "--method pld --num-draft-tokens 4"),
+        (HEAD_CHAIN, "--head heads/mine --num-draft-tokens 3"),
+        (
+            Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3, 1.2),
+            "--method draft-model --draft-model small.gguf --num-draft-tokens 2",
+        ),
+    ],
+)
+def test_vllm_is_given_a_gguf_file_by_outpace_which_converts_it(offer: Offer, words: str) -> None:
+    typed = Typed("model.gguf", draft_models={"small.gguf": "small.gguf"}, dtype="bfloat16")
+    line = commands(typed, offer, [offer])["vllm"]
+    assert line.startswith(f"outpace serve --engine vllm --model model.gguf --dtype bfloat16 {words}  # ")
+    assert "--speculative-config" in line
+    plain = commands(typed, None, [offer])["vllm"]
+    assert plain.startswith("outpace serve --engine vllm --model model.gguf --dtype bfloat16  # without speculation")
+
+
+def test_other_engines_are_told_the_precision_the_threads_and_the_batch() -> None:
+    found = commands(Typed("model", dtype="bfloat16"), CHAIN, [CHAIN])
+    assert found["vllm"].startswith("vllm serve model --dtype bfloat16 --speculative-config ")
+    at_four = replace(CHAIN, batch=4)
+    found = commands(Typed("model.gguf", threads=2), at_four, [at_four])
+    assert found["llama.cpp"].startswith("llama-server -m model.gguf -t 2 -np 4 --spec-type ngram-simple ")
 
 
 def test_commands_are_for_the_first_batch_at_which_the_recommendation_pays() -> None:
     losing, paying = replace(CHAIN, lower=0.98), replace(CHAIN, batch=16)
     found = commands(Typed("model.gguf"), paying, [losing, paying])
     assert "--method pld --param pld.num_draft_tokens=4  # for batch 16" in found["outpace"]
-    assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
+    assert "--method pld --num-draft-tokens 4" in found["vllm"]
     assert all("for batch 16" in line and "without speculation" not in line for line in found.values())
     # An engine that cannot run it there gets what gains at a larger batch.
     found = commands(Typed("model.gguf"), replace(OWN, batch=4), [losing, replace(OWN, batch=4), paying])
@@ -111,7 +142,7 @@ def test_every_line_is_of_the_best_offer_that_can_be_written() -> None:
     found = commands(typed, draft, [draft, CHAIN])
     assert "--speculative-algorithm NGRAM" in found["sglang"]
     assert "--spec-type ngram-simple" in found["llama.cpp"]
-    assert vllm_config(found["vllm"])["method"] == "draft_model"
+    assert "--head draft-lm --num-draft-tokens 3" in found["vllm"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +192,7 @@ def test_names_of_draft_models_stay_in_outpace() -> None:
         "outpace serve --model big.gguf --method 'draft-model#small' --draft-model small=small.gguf "
         "--param 'draft-model#small.num_draft_tokens=3'"
     )
-    assert vllm_config(found["vllm"])["model"] == "small.gguf"
+    assert "--draft-model small.gguf --num-draft-tokens 3" in found["vllm"]
     assert "--speculative-draft-model-path small.gguf" in found["sglang"]
     assert "-md small.gguf" in found["llama.cpp"]
     router = Offer("aio", Shape(engines=frozenset({"outpace"})), 1.4, 1.3)

@@ -227,7 +227,7 @@ def test_sv_cuts_some_drafts_and_not_others_and_is_exact(monkeypatch: pytest.Mon
             return cut
 
     # With nominal costs a row is so cheap that only unlikely draft tokens are left out.
-    monkeypatch.setattr(AgreementTable, "rate", lambda table, kind, depth: 0.9 if kind[1] > 3 else 0.01)
+    monkeypatch.setattr(AgreementTable, "rate", lambda table, kind, depth, rank=0: 0.9 if kind[1] > 3 else 0.01)
     certificate = certify_exact("watched", planted(Watched), TABLES)
     assert certificate.lossless is True, certificate
     assert any(cut < whole for whole, cut in seen)

@@ -47,6 +47,7 @@ from outpace.methods.combination import auto_drafter, auto_state
 from outpace.methods.combination.auto import AutoSettings, learned_methods, learned_part
 from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.lookup.sam import SuffixLookup
+from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, register
 from outpace.model import Model
 from outpace.targets.base import Sequence
@@ -646,6 +647,38 @@ def test_requests_that_must_repeat_do_not_rest_because_others_did() -> None:
     idle, part.idle[:] = part.idle.copy(), []
     assert asked > 5 and batch() == asked
     assert part.idle == idle and max(idle) < 10, "both batches rest by their own rounds"
+
+
+def test_a_request_that_must_repeat_beside_another_method_s_is_decided_about_again() -> None:
+    """Its round is one of several requests, and its drafter sees it alone."""
+    target = wandering()
+    part = Watched(target)
+    method = of(target, part, draft=0.1)
+    none = Method("none", NoDraft(), method.rule, Fixed(0))
+    decoder = Decoder(target)
+    decoder.submit(Request((1, 2), none, SAMPLED, max_new_tokens=100))
+    decoder.submit(Request((1, 3), method, SAMPLED, max_new_tokens=60))
+    decoder.run()
+    assert part.asked > 5
+
+
+def test_a_batch_that_shrinks_from_one_for_which_no_draft_gains_does_not_rest_for_what_its_head_has_not_read() -> None:
+    class Late(Watched):
+        """Reads what it is given from the round on in which it was told that the next may draft."""
+
+        def ready(self, state: DraftState) -> bool:
+            return bool(self.idle) and self.idle[-1] == 0
+
+    target = wandering(lambda rows: 1.0 + 0.02 * rows if rows < 6 else 10.0 * rows)
+    part = Late(target)
+    method = of(target, part, draft=0.1)
+    decoder = Decoder(target)
+    for at in range(6):
+        decoder.submit(Request((1, at), method, SAMPLED, max_new_tokens=120 if at < 2 else 40))
+    decoder.run()
+    shrunk = next(at for at, idle in enumerate(part.idle) if idle < 128)
+    assert max(part.idle[:shrunk]) > 128, "of six requests no hidden states are read"
+    assert part.asked > 5 and max(part.idle[shrunk:]) < 40
 
 
 @pytest.mark.parametrize("copies", [False, True])

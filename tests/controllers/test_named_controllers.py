@@ -16,9 +16,11 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.controllers.learned_stop import StopClassifier
 from outpace.controllers.named import NamedController, Setup
+from outpace.controllers.oracle import Oracle, best_lengths
 from outpace.controllers.policy import RankedRow, WholeRow
 from outpace.controllers.predictor import (
     FreeDraft,
+    GivenDraft,
     LevelSteps,
     ModelDraft,
     Predictor,
@@ -198,7 +200,27 @@ def made(controller: str, settings: dict[str, Any] | None = None, *, bench: bool
     return build("draft-model", context, {"num_draft_tokens": 8})
 
 
-def test_the_oracle_drafts_what_is_accepted_and_nothing_else() -> None:
+@pytest.mark.parametrize("steps", [[1.0, 1.0, 1.0, 1.0], [1.0, 1.2, 1.9, 4.0], [1.0, 2.5, 3.0, 9.0]])
+def test_the_oracle_s_lengths_take_the_least_time(steps: list[float]) -> None:
+    accepted = {0: 3, 4: 0, 5: 2, 8: 1, 10: 0}
+    able = {0: 3, 1: 2, 2: 1, 3: 0, 4: 0, 5: 2, 6: 1, 7: 0, 8: 1, 9: 0, 10: 0}
+
+    def least(place: int) -> float:
+        if place >= 11:
+            return 0.0
+        return min(steps[length] + least(place + length + 1) for length in range(able[place] + 1))
+
+    found, place, spent = best_lengths(accepted, steps), 0, 0.0
+    while place < 11:
+        assert found[place] <= able[place]
+        spent += steps[found[place]]
+        place += found[place] + 1
+    assert spent == pytest.approx(least(0))
+    assert best_lengths({}, steps) == {}
+
+
+def test_the_oracle_drafts_what_is_accepted_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Oracle, "_steps", lambda self: [1.0] * 17)
     method = made("oracle", bench=True)
     first: list[Any] = []
     controller = method.controller
@@ -211,6 +233,15 @@ def test_the_oracle_drafts_what_is_accepted_and_nothing_else() -> None:
     assert first[0].metrics.drafted > first[0].metrics.accepted > 0
     with pytest.raises(BadInput, match="for temperature 0"):
         method.rule_for(SamplingParams(temperature=1.0))
+
+
+def test_the_oracle_drafts_less_where_drafts_take_longer_than_they_save() -> None:
+    method = made("oracle", bench=True)
+    controller = method.controller
+    assert isinstance(controller, Oracle)
+    controller.setup = replace(controller.setup, drafting=GivenDraft(3.0))
+    controller.rehearse(lambda: run(method))
+    assert run(method).metrics.drafted == 0
 
 
 def test_a_threshold_of_entropy_ends_drafts() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outpace.controllers.payoff import FIRST_RUN, REFERENCE, TRIAL, TURNS, Payoff
+from outpace.controllers.payoff import FIRST_RUN, REFERENCE, SELDOM, TRIAL, TURNS, Payoff
 
 
 def spent(gain: float, rounds: int, *, noise: float = 0.0, payoff: Payoff | None = None) -> tuple[float, int]:
@@ -36,6 +36,19 @@ def test_drafts_that_gain_go_on() -> None:
     rate, drafted = spent(1.2, 4000)
     assert drafted > 3700
     assert rate < 1.015 / 1.2
+
+
+def test_without_a_clock_rounds_without_drafts_show_nothing_and_are_not_asked_for() -> None:
+    def drafted(steps: float) -> int:
+        payoff, found = Payoff(clocked=False), 0
+        for _ in range(1000):
+            found += payoff.drafts
+            payoff.saw(*((1.3, steps, 0.1, 0.0, steps - 0.1) if payoff.drafts else (1.0, 1.0)))
+            assert len(payoff._run) <= SELDOM, "of a long run the beginning is not kept"
+        return found
+
+    assert drafted(1.1) == 1000
+    assert TURNS * FIRST_RUN < drafted(1.5) < 100
 
 
 def test_a_change_is_noticed() -> None:

@@ -43,6 +43,8 @@ class FreeRows(Controller):
 class Timed(Toy):
     """Drafts the target's own answer, and takes ``seconds`` for it."""
 
+    states_draft_steps = True
+
     def __init__(self, seconds: float) -> None:
         super().__init__(_own_answer, Proposal())
         self.seconds, self.proposed = seconds, 0
@@ -136,6 +138,29 @@ def test_a_request_that_joins_one_that_must_repeat_goes_by_what_their_batch_has_
     assert payoff_of(target, [joined, other]) is not known, "none of them must repeat"
 
 
+def test_what_a_batch_found_is_forgotten_once_no_answer_of_it_must_repeat() -> None:
+    target = Clocked()
+    decoder = Decoder(target)
+    made = Method("toy", Timed(0.0), RecursiveRejection(), FreeRows())
+    greedy, seeded, other = [
+        decoder.submit(Request((1,), made, params, max_new_tokens=5)) for params in (SamplingParams(), SEEDED, SEEDED)
+    ]
+    known = payoff_of(target, [greedy, seeded])
+    payoff_of(target, [greedy, decoder.submit(Request((1,), made, max_new_tokens=5))])
+    assert payoff_of(target, [greedy, other]) is not known
+
+
+def test_batches_without_a_clock_do_not_rest_where_it_is_not_known_what_drafts_take() -> None:
+    class Network(Timed):
+        states_draft_steps = False
+
+    decoder = Decoder(Clocked())
+    for drafter, rests in ((Timed(0.0), True), (Network(0.0), False)):
+        made = Method("toy", drafter, RecursiveRejection(), FreeRows())
+        active = [decoder.submit(Request((1,), made, SEEDED, max_new_tokens=5)) for _ in range(2)]
+        assert (payoff_of(decoder.target, active) is not None) is rests
+
+
 def test_a_smaller_batch_finds_out_for_itself_and_a_larger_one_believes() -> None:
     slow = Timed(0.02)
     answers(slow)
@@ -152,8 +177,9 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
     class EverySecond:
         drafts = True
         idle = 0
+        clocked = True
 
-        def __init__(self, like: object) -> None:
+        def __init__(self, like: object, *, clocked: bool) -> None:
             """None is known."""
 
         def saw(self, tokens: float, seconds: float, drafting: float, joined: float, expected: float) -> None:
@@ -270,8 +296,9 @@ def test_a_round_that_measures_costs_is_not_compared(monkeypatch: pytest.MonkeyP
     class Watched:
         drafts = True
         idle = 0
+        clocked = True
 
-        def __init__(self, like: object) -> None:
+        def __init__(self, like: object, *, clocked: bool) -> None:
             """None is known."""
 
         def saw(self, tokens: float, seconds: float, drafting: float, joined: float, expected: float) -> None:

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,9 @@ class _Advising:
         trial = self.work.trial(best.method, batch)
         noise, untried = self.work.noise(batch), self.work.untried
         if costs is not own or self.engine != "outpace":
-            steps = best.draft_steps if trial is None else float(trial.draft_steps()[0])
+            steps = best.draft_steps
+            if trial is not None and steps != 0.0:
+                steps = float(trial.draft_steps()[0])
             return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
         steps = best.draft_steps if trial is None else None
         found = predict(best.played, costs, trial, draft_steps=steps, noise=noise, untried=untried)
@@ -261,8 +263,12 @@ class _Advising:
                 continue
             how = "replayed" if replayable(method, self.params) else "decoded"
             own = self.work.own[batch]
-            # Drafts take as many autoregressive rounds of another engine as of this one, which has made them.
-            steps = None if costs is own else float(each.drafting.sum() / (max(each.asked.sum(), 1e-9) * own.step))
+            steps = None
+            if costs is not own:
+                # Drafts take as many autoregressive rounds of another engine as of this one, which has made them; but
+                # its own rounds, as they were measured, hold what it takes to copy.
+                copies = one.head is None and not one.runs_models
+                steps = 0.0 if copies else float(each.drafting.sum() / (max(each.asked.sum(), 1e-9) * own.step))
             found.append(_Found(shape, method, each, how, predict(each, costs, None, draft_steps=steps), steps))
         return found
 
@@ -336,4 +342,17 @@ class _Advising:
             "seconds": self.timer.spent,
         }
         result["commands"] = commands(self.typed, self._advised(chosen), self.offers)
+        result["notes"] = [*self.work.notes, *self._of_other_engines(result["commands"])]
         return AdviceReport.of(result)
+
+    def _of_other_engines(self, lines: Mapping[str, str]) -> list[str]:
+        """Whose costs the other engines' commands rest on."""
+        others = [engine for engine, line in lines.items() if engine != self.engine and not line.startswith("#")]
+        if not others:
+            return []
+        measured = any(one is not self.work.own.get(batch) for batch, one in self.work.costs.items())
+        whose = self.engine if measured else "outpace"
+        assumed = [one for one in others if one != whose]
+        if not assumed:
+            return []
+        return [f"Costs of {whose} on this machine are assumed in the commands of {', '.join(assumed)}."]

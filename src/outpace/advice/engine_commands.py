@@ -1,7 +1,8 @@
 """What to type: the command of each engine for what was advised, or why it has none.
 
 A line that begins with ``#`` is no command but the reason. Each engine gets the best of what it can run: vLLM and
-llama.cpp draft chains, SGLang trees of EAGLE heads too, and only outpace chooses lengths in every round.
+llama.cpp draft chains, SGLang trees of EAGLE heads too, and only outpace chooses lengths in every round. A GGUF file
+is converted for vLLM by outpace's own command. llama.cpp's options are those since April 2026 (its pull request 22397).
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ class Typed:
     """What the user named: it is named again in the commands.
 
     ``heads``: as --head takes them, none where one is shipped. ``draft_models``: where each is, by name. ``machine``:
-    the options under which outpace was measured, as words of a command.
+    the options under which outpace was measured, as words of a command. ``dtype``, ``threads``: of them, those that
+    other engines take too; "" and None: what they choose themselves.
     """
 
     model: str = "smollm2"
     heads: Seq[str] = ()
     draft_models: Mapping[str, str] = field(default_factory=dict)
     machine: Seq[str] = ()
+    dtype: str = ""
+    threads: int | None = None
 
     @property
     def published(self) -> str:
@@ -116,7 +120,8 @@ def _outpace(typed: Typed, best: Offer | None) -> str:
 
 def _vllm(typed: Typed, best: Offer | None) -> str:
     if best is None:
-        return _nothing("vLLM", f"vllm serve {shlex.quote(typed.published)}")
+        words = ["outpace", "serve", "--engine", "vllm", "--model"] if _gguf(typed) else ["vllm", "serve"]
+        return _nothing("vLLM", shlex.join([*words, typed.published, *_dtype(typed)]))
     kind = find(best.method).head
     if kind is not None:
         if kind not in LAYOUTS:
@@ -135,7 +140,7 @@ def _vllm(typed: Typed, best: Offer | None) -> str:
         except BadInput as error:
             return f"# vLLM: {error}"
         config = found.config
-    return _vllm_serve(typed, config) + _export(typed, best.head, LAYOUTS.get(kind or "", ""))
+    return _vllm_serve(typed, best, config, _export(typed, best.head, LAYOUTS.get(kind or "", "")))
 
 
 def _sglang(typed: Typed, best: Offer | None) -> str:
@@ -165,17 +170,22 @@ def _sglang(typed: Typed, best: Offer | None) -> str:
 
 def _llama_cpp(typed: Typed, best: Offer | None) -> str:
     words = ["llama-server", "-m", typed.published]
-    if not typed.published.endswith(".gguf"):
+    if not _gguf(typed):
         return "# llama.cpp reads GGUF files: give --model a .gguf file for its command"
+    words += [] if typed.threads is None else ["-t", str(typed.threads)]
+    words += [] if best is None else ["-np", str(best.batch)]
     if best is None:
         return _nothing("llama.cpp", shlex.join(words))
     if (draft := _draft_model(typed, best)) is not None:
         if not draft.endswith(".gguf"):
             return "# llama.cpp reads GGUF files: give --draft-model a .gguf file for its command"
-        words += ["-md", draft, "--draft-max", str(best.shape.chain), "--draft-min", "0"]
-    else:
-        words += ["--spec-type", "ngram-simple", "--draft-max", str(best.shape.chain)]
-    return shlex.join(words)
+        words += ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", str(best.shape.chain)]
+        words += ["--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+        return shlex.join(words)
+    longest = find(best.method).settings.model_fields["max_ngram"].default
+    words += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
+    words += ["--spec-ngram-simple-size-m", str(best.shape.chain)]
+    return f"{shlex.join(words)}  # it copies after {longest} equal tokens; measured was after 1 to {longest}"
 
 
 def _draft_model(typed: Typed, best: Offer) -> str | None:
@@ -192,11 +202,35 @@ def _draft_lm(place: str) -> bool:
 
 def _exported_draft_lm(typed: Typed, best: Offer, place: str) -> str:
     config = head_config(DRAFT_LM, _EXPORTED, best.shape.chain)
-    return _vllm_serve(typed, config) + _export(typed, place, LAYOUTS[DRAFT_LM])
+    return _vllm_serve(typed, best, config, _export(typed, place, LAYOUTS[DRAFT_LM]))
 
 
-def _vllm_serve(typed: Typed, config: Mapping[str, Any] | None) -> str:
-    return f"vllm serve {shlex.quote(typed.published)} --speculative-config {shlex.quote(json.dumps(config))}"
+def _vllm_serve(typed: Typed, best: Offer, config: Mapping[str, Any] | None, before: str) -> str:
+    """``before``: what is to be run first, as a comment."""
+    speculative = f"--speculative-config {shlex.quote(json.dumps(config))}"
+    if not _gguf(typed) and not _gguf_draft(typed, best):
+        return f"{shlex.join(['vllm', 'serve', typed.published, *_dtype(typed)])} {speculative}{before}"
+    # vLLM is given a folder that outpace converts the file to; heads are exported on the way.
+    words = ["outpace", "serve", "--engine", "vllm", "--model", typed.published, *_dtype(typed)]
+    draft = _draft_model(typed, best)
+    if best.head is not None or (draft is not None and _draft_lm(draft)):
+        words += ["--head", best.head or str(draft)]
+    else:
+        words += ["--method", split(best.method)[0], *([] if draft is None else ["--draft-model", draft])]
+    words += ["--num-draft-tokens", str(best.shape.chain)]
+    return f"{shlex.join(words)}  # converts GGUF files and runs vllm serve with {speculative}"
+
+
+def _gguf(typed: Typed) -> bool:
+    return typed.published.endswith(".gguf")
+
+
+def _gguf_draft(typed: Typed, best: Offer) -> bool:
+    return (_draft_model(typed, best) or "").endswith(".gguf")
+
+
+def _dtype(typed: Typed) -> list[str]:
+    return ["--dtype", typed.dtype] if typed.dtype else []
 
 
 def _nothing(engine: str, command: str) -> str:

@@ -168,7 +168,11 @@ def _best_of(batch: int, rows: Seq[Row]) -> str:
         return "Nothing was measured: the time was over. Give more --minutes."
     unsure = best.prediction.speedup >= WORTH and not best.pays
     more = f", whose lower end is not above {WORTH:.2f}x" if unsure else ""
-    return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}."
+    tokens, steps = best.prediction.forecast
+    why = f"It commits {tokens:.2f} tokens in a round that takes {steps:.2f} autoregressive ones"
+    if not unsure and WORTH * steps > tokens:
+        why += f", and would gain with {WORTH * steps:.2f} tokens, or rounds below {tokens / WORTH:.2f}"
+    return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}. {why}."
 
 
 def _needed(costs: RoundCosts | None) -> str:
@@ -194,9 +198,11 @@ def acceptance_for(tokens: float, length: int) -> float | None:
 
 
 def _turn(mine: Mapping[int, Row]) -> str | None:
-    """Between which batches it ceases to pay, and about where."""
+    """Between which batches it ceases to pay, and about where; or begins to."""
     ordered = sorted(mine.items())
     for (small, before), (large, after) in pairwise(ordered):
+        if after.pays and not before.pays:
+            return f"It begins to pay between batch {small} and {large}."
         if before.pays and not after.pays:
             high, low = math.log(before.prediction.speedup), math.log(after.prediction.speedup)
             limit = math.log(WORTH)

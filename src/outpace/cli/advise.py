@@ -84,7 +84,12 @@ def advise(
         from outpace.advice.vllm_rounds import measure_vllm_rounds
 
         return measure_vllm_rounds(
-            machine.model, sizes, params, python=vllm_python, threads=machine.threads, dtype=machine.dtype or "bfloat16"
+            machine.model,
+            sizes,
+            params,
+            python=vllm_python,
+            threads=machine.threads,
+            dtype=_engine_dtype(machine, engine),
         )
 
     found = advised(
@@ -98,7 +103,14 @@ def advise(
         minutes=minutes,
         max_new_tokens=max_new_tokens,
         engine_costs=measured if engine == "vllm" else None,
-        typed=Typed(machine.model, head or (), drafting.draft_places(), machine.words()),
+        typed=Typed(
+            machine.model,
+            head or (),
+            drafting.draft_places(),
+            machine.words(),
+            dtype=_engine_dtype(machine, engine),
+            threads=machine.threads,
+        ),
     )
     if html is not None:
         write_whole(html, found.write_html)
@@ -107,6 +119,15 @@ def advise(
         print_json(found.result)
     else:
         found.print(out())
+
+
+def _engine_dtype(machine: Machine, engine: str) -> str:
+    """The precision that other engines are told: the one that was named, or that vLLM is measured in; "": their own."""
+    from outpace.bench.peers.weights import FLOATS
+
+    if machine.dtype in FLOATS:
+        return str(machine.dtype)
+    return "bfloat16" if engine == "vllm" else ""
 
 
 def _check_vllm(machine: Machine) -> None:

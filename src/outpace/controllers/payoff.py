@@ -71,10 +71,12 @@ class Payoff:
     """One drafter's, in batches of about one size.
 
     ``drafts``: whether the next round is to draft. Every round is told to :meth:`saw`. ``like``: what is known of the
-    size next to this one, with whose answer this one begins.
+    size next to this one, with whose answer this one begins. ``clocked``: whether it is told what rounds have taken;
+    else what costs expect of them, so that rounds without drafts show nothing.
     """
 
-    def __init__(self, like: Payoff | None = None) -> None:
+    def __init__(self, like: Payoff | None = None, *, clocked: bool = True) -> None:
+        self.clocked = clocked
         self.better: bool = like is None or like.better
         """Whether drafts pay, as far as is known."""
         self.drafts = self.better
@@ -96,7 +98,7 @@ class Payoff:
         """Times that rounds without drafts followed others while those paid."""
         self._reading = 0.0
         """Steps that the last trial took to read what had come since the one before."""
-        self._rounds_left = FIRST_RUN if self.better else SOON
+        self._rounds_left = (FIRST_RUN if clocked else TURNS * FIRST_RUN) if self.better else SOON
         """Rounds of this kind that are left."""
 
     @property
@@ -107,9 +109,10 @@ class Payoff:
     def saw(
         self, tokens: float, seconds: float, drafting: float = 0.0, joined: float = 0.0, expected: float = 1.0
     ) -> None:
-        """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, of
-        which ``drafting`` for its draft. ``joined``: the share of requests whose first round it was. ``expected``: the
-        autoregressive steps that a round with its rows takes beside the draft, by the costs."""
+        """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, or
+        without a clock autoregressive steps, of which ``drafting`` for its draft. ``joined``: the share of requests
+        whose first round it was. ``expected``: the autoregressive steps that a round with its rows takes beside the
+        draft, by the costs."""
         self._joined, self._rounds = self._joined + joined, self._rounds + 1.0
         self._unread = min(1.0, self._unread + joined)
         self._rounds_left -= 1
@@ -123,6 +126,8 @@ class Payoff:
         self._drafted.append(one)
         self._run.append(one)
         over = self._rounds_left <= 0
+        if over and not self.clocked:
+            self._references = TURNS
         if not self._decided:  # its costs are not known yet
             if over:
                 self._rest(REFERENCE)
@@ -133,8 +138,10 @@ class Payoff:
             elif not self.better:
                 self.better, self._references = True, TURNS
                 self._rounds_left = self._until_reference()
-            elif over:
+            elif over and self.clocked:
                 self._rest(REFERENCE)
+            elif over:
+                self._draft(OFTEN)
 
     def _saw_plain(self, seconds: float) -> None:
         if not self.better:

@@ -51,13 +51,13 @@ class AgreementTable:
         # Before anything was observed the companion stands for the target: the overlap is the acceptance rate.
         return self._records.setdefault(kind, AcceptanceRecord((kind[1] + 0.5) / _BUCKETS))
 
-    def rate(self, kind: tuple[bool, int], depth: int) -> float:
-        """Acceptance of a draft token of this kind at this depth, given those before it."""
-        return self._record(kind).rate(depth)
+    def rate(self, kind: tuple[bool, int], depth: int, rank: int = 0) -> float:
+        """Acceptance of a draft token of this kind at this depth, given those before it. ``rank``: among siblings."""
+        return self._record(kind).rate(depth, rank)
 
-    def learn(self, kind: tuple[bool, int], depth: int, hit: bool) -> None:
+    def learn(self, kind: tuple[bool, int], depth: int, rank: int, *, hit: bool) -> None:
         """One was accepted, or not."""
-        self._record(kind).add(hit, depth)
+        self._record(kind).add(hit, depth, rank)
 
 
 def kind_of(agreement: float, likeliest: bool) -> tuple[bool, int]:
@@ -104,7 +104,8 @@ class VerificationPolicy(DraftPolicy):
         probs: list[float] = []
         for node, parent in enumerate(tree.parents):
             before = 1.0 if parent == ROOT else probs[parent]
-            probs.append(before * self._table.rate(kinds[node], tree.depths[node]))
+            rank = tree.children(parent).index(node)
+            probs.append(before * self._table.rate(kinds[node], tree.depths[node], rank))
         tree.path_acceptance_probs[:] = probs
         order, ranked = tree.likeliest_first()
         size = max(1, self._budget.best_draft_size(ranked))
@@ -117,8 +118,8 @@ class VerificationPolicy(DraftPolicy):
         node = ROOT
         for depth, token in enumerate(committed, start=1):
             right = tree.child(node, token)
-            for child in tree.children(node):
-                self._table.learn(self._kinds[child], depth, child == right)
+            for rank, child in enumerate(tree.children(node)):
+                self._table.learn(self._kinds[child], depth, rank, hit=child == right)
             if right is None:
                 return
             node = right

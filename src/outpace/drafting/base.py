@@ -60,6 +60,9 @@ class Drafter(ABC, Generic[S]):
     """Whether it asks the budget's policy before each draw, with the row that it would draw from."""
     weighs_costs: bool = False
     """Whether it estimates how likely its draft tokens are accepted, and drafts by the budget's relative costs."""
+    states_draft_steps: bool = False
+    """Whether :meth:`draft_steps` is what its drafts took, 0 of those that are as good as free. Where it is not known,
+    batches of answers that must repeat, which read no clock, do not rest."""
     needs_target_internals: bool = False
     """Whether it needs more of the target than scores of trees: sub-graphs, auxiliary tokens, hidden states."""
     aux_hidden_state_layers: tuple[int, ...] = ()

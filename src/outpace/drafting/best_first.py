@@ -165,6 +165,7 @@ class BestFirst(Drafter[S], ABC):
 
     proposal = Proposal(tree=True)
     weighs_costs = True
+    states_draft_steps = True
     single_path: bool = False
     """Whether to draft the likeliest path alone, for engines that verify no more."""
 

@@ -88,6 +88,7 @@ class Combined(Drafter[C], ABC):
         self.proposal = proposal
         self.learns_from_rejected = any(part.learns_from_rejected for part in parts)
         self.needs_target_internals = any(part.needs_target_internals for part in parts)
+        self.states_draft_steps = all(part.states_draft_steps for part in parts)
         self.aux_hidden_state_layers = tuple(
             sorted({layer for part in parts for layer in part.aux_hidden_state_layers})
         )

@@ -51,6 +51,7 @@ class ControlledDrafter(Drafter[ControlledState]):
         self.needs_target_internals = inner.needs_target_internals
         self.aux_hidden_state_layers = inner.aux_hidden_state_layers
         self.asks_policy, self.weighs_costs = inner.asks_policy, inner.weighs_costs
+        self.states_draft_steps = inner.states_draft_steps
         self.nest(inner.purpose)
 
     @property

@@ -122,6 +122,7 @@ class CopyDrafter(Drafter[S], ABC):
     """
 
     weighs_costs = True
+    states_draft_steps = True
 
     @abstractmethod
     def match(self, state: S) -> Match | None:

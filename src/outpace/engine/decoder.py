@@ -75,6 +75,7 @@ class Decoder:
             stop_ids=request.stop_ids,
         )
         sequence.repeats = request.repeats
+        sequence.depends_on_drafts = bool(request.method.departs) or not rule.lossless
         sequence.most_tokens = min(len(request.prompt) + request.max_new_tokens, self.target.context_length)
         if rule.shares_noise:
             sequence.noise = SharedNoise()

@@ -181,8 +181,8 @@ class Generation:
     finish_reason: str | None = None
     error: OutpaceError | None = None
     payoffs: dict[int, Payoff | None] | None = None
-    """What rounds since its batch began have shown of drafts, by the number of requests; None where it may go by a
-    clock. See :mod:`outpace.engine.worth_drafting`."""
+    """What rounds have shown of drafts since its batch began, by the number of requests; None where no answer of the
+    batch must repeat. See :mod:`outpace.engine.worth_drafting`."""
     group: Group | None = None
     """Its sequences, where it has several; ``sequence`` is then the prompt alone until the answer is known."""
     _pieces: list[str] = field(default_factory=list)

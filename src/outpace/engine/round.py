@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.controllers.payoff import Payoff
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
@@ -21,7 +20,7 @@ from outpace.engine.future_validity import look_ahead
 from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
-from outpace.engine.worth_drafting import Steps, by_clock, expected_steps, payoff_of
+from outpace.engine.worth_drafting import asking_steps, by_clock, expected_steps, payoff_of
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -43,7 +42,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
             mark_certain_rows(one, tree)
-    expected = Steps() if payoff is None else expected_steps(target, active, trees, rested=rests)
+    expected = 1.0 if payoff is None else expected_steps(target, active, trees)
+    asking = 0.0 if payoff is None or rests or payoff.clocked else asking_steps(target, active)
     others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
@@ -60,8 +60,12 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _close_books(active, split, began)
     undisturbed = target.costs.measurements == measurements  # else most of the time was for measuring
     if payoff is not None:
-        seconds = target.lasted(perf_counter() - began, drafting) if undisturbed else None
-        _tell(payoff, active, verdicts, expected, seconds, drafting)
+        committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None) / len(active)
+        joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
+        if not payoff.clocked:
+            payoff.saw(committed, expected + asking, asking, joined, expected)
+        elif undisturbed:
+            payoff.saw(committed, target.lasted(perf_counter() - began, drafting), drafting, joined, expected)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif undisturbed and reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
@@ -69,8 +73,8 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
 
 
 def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
-    # Rows are shared out by the costs of all: where one answer must repeat for its seed, none goes by a clock.
-    repeatable = not all(one.sequence.timed for one in active)
+    # Rows are shared out by the costs of all: where one answer must repeat, none goes by what rounds take.
+    repeatable = not by_clock(active)
     budgets = [_budget(target, one, len(active), repeatable) for one in active]
     drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
     trees: dict[int, TokenTree] = {}
@@ -194,23 +198,6 @@ def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: 
             one.metrics.first_token_seconds, one.metrics.first_tokens = now - one.started, len(one.tokens)
         one.metrics.tokens = len(one.tokens)
         one.metrics.seconds = now - one.started
-
-
-def _tell(
-    payoff: Payoff,
-    active: Seq[Generation],
-    verdicts: Seq[Verdict | None],
-    expected: Steps,
-    seconds: float | None,
-    drafting: float,
-) -> None:
-    """Tell what the round has committed and taken: ``seconds`` with its draft's, None where they say nothing."""
-    committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
-    joined = sum(one.metrics.rounds == 1 for one in active) / len(active)
-    if not by_clock(active):
-        payoff.saw(committed / len(active), sum(expected), expected.drafting, joined, expected.beside)
-    elif seconds is not None:
-        payoff.saw(committed / len(active), seconds, drafting, joined, expected.beside)
 
 
 def _compare_costs(

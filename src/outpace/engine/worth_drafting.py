@@ -7,7 +7,7 @@ others did before: such requests go by the rounds since their own batch began, a
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from outpace.controllers.payoff import Payoff
@@ -36,23 +36,19 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     for one in active:
         if one.drafter is not drafter:
             return None
+        if one.sequence.timed and one.payoffs is not None and by_clock(active):
+            one.payoffs = None  # of a batch that has ended
     timed = by_clock(active)
     known = _KNOWN.setdefault(drafter, {}) if timed else _since_their_batch_began(active)
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     if size not in known:
-        known[size] = Payoff(_like(known, size)) if _adapts(active, timed=timed) else None
+        known[size] = Payoff(_like(known, size), clocked=timed) if _adapts(active, timed=timed) else None
     return known[size]
 
 
 def by_clock(active: Seq[Generation]) -> bool:
-    """Whether drafts may depend on what rounds take: not where an answer must repeat for its seed, nor of a greedy one
-    under a lossy rule, which what is drafted changes."""
-    for one in active:
-        if not one.sequence.timed:
-            return False
-        if one.sequence.params.greedy and (one.request.method.departs or not one.rule.lossless):
-            return False
-    return True
+    """Whether the drafts of a round may depend on what rounds take: not where one of its answers must repeat."""
+    return all(one.sequence.timed for one in active)
 
 
 def _since_their_batch_began(active: Seq[Generation]) -> dict[int, Payoff | None]:
@@ -74,35 +70,34 @@ def _like(known: dict[int, Payoff | None], size: int) -> Payoff | None:
 
 
 def _adapts(active: Seq[Generation], *, timed: bool) -> bool:
-    """Whether the drafter's lengths follow costs, so that it may do without drafts. A drafter has one controller.
-    What the drafts of others take than those that state what a shared round costs is not known without a clock."""
+    """Whether the drafter's lengths follow costs, so that it may do without drafts, and what its drafts take is known.
+    A drafter has one controller."""
     one = active[0]
     if timed and one.request.method.controller.adapts:
         return True
     budget = one.request.method.controller.budget(one.metrics, len(active), not timed)
-    return budget.base_tokens > 1.0 and bool(budget.relative_costs)
+    return budget.base_tokens > 1.0 and bool(budget.relative_costs) and (timed or one.drafter.states_draft_steps)
 
 
-class Steps(NamedTuple):
-    """What a round is expected to take, in autoregressive steps of its batch: beside its draft, and for it."""
-
-    beside: float = 1.0
-    drafting: float = 0.0
-
-
-def expected_steps(target: Target, active: Seq[Generation], trees: Seq[TokenTree], *, rested: bool) -> Steps:
-    """Of a round with these drafts, by the target's costs."""
+def expected_steps(target: Target, active: Seq[Generation], trees: Seq[TokenTree]) -> float:
+    """Autoregressive steps that the round takes beside its draft, by the target's costs."""
     rows = [1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees]
-    if rested:
-        return Steps()
+    if sum(rows) == len(rows):
+        return 1.0
     contexts = [len(one.sequence.tokens) for one in active]
     beside = target.costs.overhead
-    plain = target.costs.forward([1] * len(rows), contexts) + beside
+    return (target.costs.forward(rows, contexts) + beside) / _plain(target, active)
+
+
+def asking_steps(target: Target, active: Seq[Generation]) -> float:
+    """Autoregressive steps that the drafts of the round under way take, where no clock may be read."""
     drafter = active[0].drafter
-    drafting = ASKING * len(active) / plain + drafter.draft_steps([one.draft_state for one in active])
-    if sum(rows) == len(rows):
-        return Steps(1.0, drafting)
-    return Steps((target.costs.forward(rows, contexts) + beside) / plain, drafting)
+    return ASKING * len(active) / _plain(target, active) + drafter.draft_steps([one.draft_state for one in active])
+
+
+def _plain(target: Target, active: Seq[Generation]) -> float:
+    """Seconds of the round without drafts."""
+    return target.costs.forward([1] * len(active), [len(one.sequence.tokens) for one in active]) + target.costs.overhead
 
 
 def forget(drafter: Drafter[Any]) -> None:

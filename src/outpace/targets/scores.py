@@ -40,6 +40,8 @@ class Sequence:
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
     repeats: bool = True
     """Whether a sampled answer has to be the same again for its seed."""
+    depends_on_drafts: bool = False
+    """Whether what is drafted decides even a greedy answer, as under a lossy rule."""
     most_tokens: int | None = None
     """How many it may have in all, its prompt included; None where that is not known."""
     replayed: bool = False
@@ -47,8 +49,9 @@ class Sequence:
 
     @property
     def timed(self) -> bool:
-        """Whether what is drafted may depend on a clock: a greedy answer is the same whatever is drafted."""
-        return self.params.greedy or not self.repeats
+        """Whether what is drafted may depend on a clock: where the answer is the same whatever is drafted, or need not
+        be the same again."""
+        return not self.repeats or (self.params.greedy and not self.depends_on_drafts)
 
     @property
     def params(self) -> SamplingParams:

@@ -55,6 +55,7 @@ class Auto(MergedTrees[AutoState]):
         proven: bool = False,
     ) -> None:
         super().__init__(parts, names)
+        self.states_draft_steps = parts[0].states_draft_steps  # the learned part's are known
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._asked = False
         """Whether the round under way asks for drafts."""
@@ -130,11 +131,14 @@ class Auto(MergedTrees[AutoState]):
                 state.known.passed(asked=False)
             return
         self._decide(states, budgets, _timing(states, budgets))
-        rest.decided(asked=any(state.asked is not None for state in states))
+        if any(self.parts[1].ready(state.parts[1]) for state in states):  # else hidden states were left out, no more
+            rest.decided(asked=any(state.asked is not None for state in states))
 
     def _rounds_of(self, states: Seq[AutoState]) -> BatchRests:
         """That count for these: of the process, or, where an answer must repeat, since their batch began."""
         if all(state.sequence.timed for state in states):
+            for state in states:
+                state.rounds_together = None
             return self._shared(states).rounds
         found = next((state.rounds_together for state in states if state.rounds_together is not None), None)
         if found is None:
@@ -304,17 +308,18 @@ class Auto(MergedTrees[AutoState]):
                 learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
             elif asked is not None:
                 learn_by_target(state.known, asked, scored, verdict.target_row(0))
-            state.free, state.asked = NO_DRAFT, None
+            state.free, state.asked, state.spent = NO_DRAFT, None, 0.0
 
     def rested(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         for index, part in enumerate(self.parts):
             part.rested([state.parts[index] for state in states], verdicts)
         if len(self.parts) > 1:
+            for state in states:
+                state.batch_rest = None  # of the round that drafted last
             self._saw_round(states, drafting=False)
 
     def _saw_round(self, states: Seq[AutoState], *, drafting: bool) -> None:
-        if len(states) > 1 or states[0].sequence.timed:
-            self._rounds_of(states).now += 1
+        self._rounds_of(states).now += 1
         if all(state.sequence.timed for state in states):
             self._shared(states).saw_round(drafting=drafting)
 

@@ -46,7 +46,7 @@ class AutoState(MergeState):
     quiet: int | None = None
     """Rounds to come that need not decide again whether to ask the learned part; None: each decides."""
     rounds_together: BatchRests | None = None
-    """Those since its batch began, of a request in a batch in which an answer must repeat."""
+    """Rounds since its batch began, where an answer of the batch must repeat."""
     batch_rest: BatchRest | None = None
     """That of the batch which the round under way was decided in; None: it had none."""
     steps: float | None = None
