@@ -30,6 +30,7 @@ from outpace.controllers.predictor import (
     tokens_per_round,
 )
 from outpace.controllers.registry import ControllerChoice, configured, controllers, find_controller
+from outpace.controllers.sv import AgreementTable, VerificationPolicy
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
@@ -81,6 +82,17 @@ def test_a_controller_that_does_not_fit_is_refused(method: str, controller: str,
     context = replace(tiny_context(3, 0), controller=ControllerChoice(controller))
     with pytest.raises(BadInput, match=f"controller '{controller}' does not fit method '{method}': .*{why}"):
         build(method, context)
+
+
+def test_sv_verifies_more_of_a_draft_that_has_taken_long() -> None:
+    """Of goodput the draft's time is a part, whatever is verified of it."""
+
+    def verified(spent: float) -> int:
+        policy = VerificationPolicy(AgreementTable(), lambda _: spent)
+        policy.budget(Budget(8, 8, relative_costs=tuple(1.0 + 0.3 * rows for rows in range(9))))
+        return next((kept for kept in range(8) if not policy.keeps(kept + 1, 0.75)), 8)
+
+    assert 0 < verified(0.0) < verified(2.0)
 
 
 def test_sv_needs_a_second_draft_model() -> None:

@@ -14,7 +14,7 @@ their p_d is one-hot, so that overlap and ratio are both the companion's probabi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -67,17 +67,19 @@ def kind_of(agreement: float, likeliest: bool) -> tuple[bool, int]:
 
 
 class VerificationPolicy(DraftPolicy):
-    """Which of a request's draft tokens the target verifies."""
+    """Which of a request's draft tokens the target verifies: those with which the round commits most tokens per time,
+    what the draft has taken included. ``spent(budget)``: that, in autoregressive steps, for the longest draft, since
+    the length of a sampled one must not decide."""
 
-    def __init__(self, table: AgreementTable) -> None:
-        self._table = table
+    def __init__(self, table: AgreementTable, spent: Callable[[Budget], float]) -> None:
+        self._table, self._spent = table, spent
         self._budget = Budget(0)
         self._kinds: list[tuple[bool, int]] = []
         """Of the tokens that the companion has scored: by node, of sampled chains by depth."""
         self._prob, self._tokens = 1.0, 1.0
 
     def budget(self, budget: Budget) -> Budget:
-        self._budget, self._kinds = budget, []
+        self._budget, self._kinds = budget.after(self._spent(budget)), []
         self._prob, self._tokens = 1.0, budget.base_tokens
         return budget
 
@@ -159,4 +161,9 @@ class SpeculativeVerification(NamedController):
         return AgreementTable()
 
     def policy(self, memory: Any, *, sampled: bool) -> VerificationPolicy:
-        return VerificationPolicy(memory)
+        return VerificationPolicy(memory, self._drafting)
+
+    def _drafting(self, budget: Budget) -> float:
+        """The draft's levels, and one more forward: the companion's, which is of a drafter's size."""
+        levels = self.setup.drafting.levels([1] * (budget.depth + 1), max(1, int(budget.base_tokens)))
+        return max(levels, default=0.0)
