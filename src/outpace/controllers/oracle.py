@@ -129,6 +129,7 @@ class Oracle(NamedController):
             answer()
         finally:
             self._recording = False
+        self._steps()  # costs are measured now, not while the answers are timed
 
     def policy(self, memory: Any, *, sampled: bool) -> DraftPolicy:
         if self._recording:
