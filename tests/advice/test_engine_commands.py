@@ -122,6 +122,8 @@ def test_other_engines_are_told_the_precision_the_threads_and_the_batch() -> Non
     at_four = replace(CHAIN, batch=4)
     found = commands(Typed("model.gguf", threads=2), at_four, [at_four])
     assert found["llama.cpp"].startswith("llama-server -m model.gguf -t 2 -np 4 --spec-type ngram-simple ")
+    short = replace(CHAIN, shape=Shape({"num_draft_tokens": 2}, frozenset(ENGINES), 2))
+    assert "size-n 2 --spec-ngram-simple-size-m 2 " in commands(Typed("model.gguf"), short, [short])["llama.cpp"]
 
 
 def test_commands_are_for_the_first_batch_at_which_the_recommendation_pays() -> None:

@@ -30,7 +30,7 @@ from outpace.controllers.predictor import (
     tokens_per_round,
 )
 from outpace.controllers.registry import ControllerChoice, configured, controllers, find_controller
-from outpace.controllers.sv import AgreementTable, VerificationPolicy
+from outpace.controllers.sv import AgreementTable, VerificationPolicy, kind_of
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
@@ -93,6 +93,21 @@ def test_sv_verifies_more_of_a_draft_that_has_taken_long() -> None:
         return next((kept for kept in range(8) if not policy.keeps(kept + 1, 0.75)), 8)
 
     assert 0 < verified(0.0) < verified(2.0)
+
+
+def test_sv_learns_of_the_rank_that_a_token_was_drafted_with() -> None:
+    """What is verified is sorted anew: the second sibling comes first where the companion prefers it."""
+    table = AgreementTable()
+    policy = VerificationPolicy(table, lambda _: 0.0)
+    tree = TokenTree()
+    for token in (3, 5):
+        tree.add(ROOT, token)
+    for _ in range(30):
+        policy.budget(Budget(4, 4))
+        kept = policy.kept(tree.only(range(2)), [(0.41, False), (0.49, False)])
+        policy.learn(kept, [5])
+    kind = kind_of(0.45, likeliest=False)
+    assert table.rate(kind, 1, 1) > table.rate(kind, 1, 0) + 0.2
 
 
 def test_sv_needs_a_second_draft_model() -> None:

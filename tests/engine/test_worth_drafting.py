@@ -146,8 +146,21 @@ def test_what_a_batch_found_is_forgotten_once_no_answer_of_it_must_repeat() -> N
         decoder.submit(Request((1,), made, params, max_new_tokens=5)) for params in (SamplingParams(), SEEDED, SEEDED)
     ]
     known = payoff_of(target, [greedy, seeded])
-    payoff_of(target, [greedy, decoder.submit(Request((1,), made, max_new_tokens=5))])
+    payoff_of(target, [greedy])
     assert payoff_of(target, [greedy, other]) is not known
+    known = payoff_of(target, [greedy, other])
+    payoff_of(target, [greedy, decoder.submit(Request((1,), made, max_new_tokens=5))])
+    assert payoff_of(target, [greedy, seeded]) is not known
+
+
+def test_without_a_clock_what_a_drafter_says_of_its_drafts_counts() -> None:
+    class Slow(Timed):
+        def draft_steps(self, states: Seq[DraftState]) -> float:
+            return 4.0
+
+    free, slow = Timed(0.0), Slow(0.0)
+    rounds = [seeded(one, 0.0)[0].metrics.rounds for one in (free, slow)]
+    assert free.proposed > 0.9 * rounds[0] and slow.proposed < rounds[1] / 2
 
 
 def test_batches_without_a_clock_do_not_rest_where_it_is_not_known_what_drafts_take() -> None:

@@ -2,7 +2,8 @@
 
 A line that begins with ``#`` is no command but the reason. Each engine gets the best of what it can run: vLLM and
 llama.cpp draft chains, SGLang trees of EAGLE heads too, and only outpace chooses lengths in every round. A GGUF file
-is converted for vLLM by outpace's own command. llama.cpp's options are those since April 2026 (its pull request 22397).
+is converted for vLLM by outpace's own command. llama.cpp's options are those since May 2026 (its pull requests 22397
+and 22964).
 """
 
 from __future__ import annotations
@@ -183,9 +184,10 @@ def _llama_cpp(typed: Typed, best: Offer | None) -> str:
         words += ["--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
         return shlex.join(words)
     longest = find(best.method).settings.model_fields["max_ngram"].default
-    words += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
+    matched = min(longest, best.shape.chain)  # it drafts nothing that is shorter than what it has matched
+    words += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(matched)]
     words += ["--spec-ngram-simple-size-m", str(best.shape.chain)]
-    return f"{shlex.join(words)}  # it copies after {longest} equal tokens; measured was after 1 to {longest}"
+    return f"{shlex.join(words)}  # it copies after {matched} equal tokens; measured was after 1 to {longest}"
 
 
 def _draft_model(typed: Typed, best: Offer) -> str | None:
@@ -207,9 +209,9 @@ def _exported_draft_lm(typed: Typed, best: Offer, place: str) -> str:
 
 def _vllm_serve(typed: Typed, best: Offer, config: Mapping[str, Any] | None, before: str) -> str:
     """``before``: what is to be run first, as a comment."""
-    speculative = f"--speculative-config {shlex.quote(json.dumps(config))}"
     if not _gguf(typed) and not _gguf_draft(typed, best):
-        return f"{shlex.join(['vllm', 'serve', typed.published, *_dtype(typed)])} {speculative}{before}"
+        words = ["vllm", "serve", typed.published, *_dtype(typed), "--speculative-config", json.dumps(config)]
+        return shlex.join(words) + before
     # vLLM is given a folder that outpace converts the file to; heads are exported on the way.
     words = ["outpace", "serve", "--engine", "vllm", "--model", typed.published, *_dtype(typed)]
     draft = _draft_model(typed, best)
@@ -218,7 +220,7 @@ def _vllm_serve(typed: Typed, best: Offer, config: Mapping[str, Any] | None, bef
     else:
         words += ["--method", split(best.method)[0], *([] if draft is None else ["--draft-model", draft])]
     words += ["--num-draft-tokens", str(best.shape.chain)]
-    return f"{shlex.join(words)}  # converts GGUF files and runs vllm serve with {speculative}"
+    return f"{shlex.join(words)}  # converts GGUF files, then runs vllm serve with a --speculative-config"
 
 
 def _gguf(typed: Typed) -> bool:

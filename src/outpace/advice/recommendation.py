@@ -199,19 +199,17 @@ def acceptance_for(tokens: float, length: int) -> float | None:
 
 def _turn(mine: Mapping[int, Row]) -> str | None:
     """Between which batches it ceases to pay, and about where; or begins to."""
-    ordered = sorted(mine.items())
-    for (small, before), (large, after) in pairwise(ordered):
+    found = []
+    for (small, before), (large, after) in pairwise(sorted(mine.items())):
         if after.pays and not before.pays:
-            return f"It begins to pay between batch {small} and {large}."
-        if before.pays and not after.pays:
+            found.append(f"It begins to pay between batch {small} and {large}.")
+        elif before.pays and not after.pays:
             high, low = math.log(before.prediction.speedup), math.log(after.prediction.speedup)
-            limit = math.log(WORTH)
-            if high <= limit or low >= high or low > limit:
-                return f"It ceases to pay between batch {small} and {large}."
-            share = (high - limit) / (high - low)
-            about = small * (large / small) ** share
-            return f"It ceases to pay between batch {small} and {large}, at about {about:.0f}."
-    return None
+            limit, about = math.log(WORTH), ""
+            if high > limit >= low:
+                about = f", at about {small * (large / small) ** ((high - limit) / (high - low)):.0f}"
+            found.append(f"It ceases to pay between batch {small} and {large}{about}.")
+    return " ".join(found) or None
 
 
 def _limits(row: Row) -> str:

@@ -28,7 +28,7 @@ class Setup:
     """What a controller is built for: a method that is called ``label``, with its ``own`` controller and drafter.
 
     ``drafting``: what its drafts take. ``asks_policy``, ``weighs_costs``: as its drafter declares them. ``combined``:
-    whether it drafts with several drafters.
+    whether it drafts with several drafters. ``companion``: the costs of the model that scores its drafts.
     """
 
     label: str
@@ -39,6 +39,7 @@ class Setup:
     asks_policy: bool = False
     weighs_costs: bool = False
     combined: bool = False
+    companion: Costs | None = None
 
     @property
     def predictor(self) -> Predictor:

@@ -101,7 +101,7 @@ class Oracle(NamedController):
         self._recorded: list[Lengths] = []
         self._recording = False
         self._round = 1, 0
-        """The last one's batch and context."""
+        """The last one's batch and context; of an answer that is rehearsed, the largest."""
 
     def check_params(self, params: SamplingParams) -> None:
         if not params.greedy:
@@ -112,7 +112,8 @@ class Oracle(NamedController):
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
         shape = self.setup.shape(metrics, batch, repeatable)
-        self._round = batch, context_of(metrics)
+        now = batch, context_of(metrics)
+        self._round = max(self._round, now) if self._recording else now
         return self.setup.of_length(shape, min(shape.depth, self._most))
 
     def _steps(self) -> list[float]:
@@ -124,7 +125,7 @@ class Oracle(NamedController):
 
     def rehearse(self, answer: Callable[[], object]) -> None:
         """Run ``answer``, whose requests are then answered again in the same order, with what they have shown."""
-        self._recorded, self._recording = [], True
+        self._recorded, self._recording, self._round = [], True, (1, 0)
         try:
             answer()
         finally:

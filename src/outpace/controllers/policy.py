@@ -91,6 +91,9 @@ class RankedRow(DraftRow):
 class DraftPolicy:
     """One request's decisions. The same object lives as long as the request; :meth:`budget` begins a round."""
 
+    spent: float = 0.0
+    """What this round's draft takes, in autoregressive steps, as far as the policy knows."""
+
     def budget(self, budget: Budget) -> Budget:
         """The budget of a round that begins, from what the controller gave."""
         return budget

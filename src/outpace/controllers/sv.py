@@ -25,6 +25,7 @@ from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.named import NamedController, Setup
 from outpace.controllers.policy import DraftPolicy
+from outpace.controllers.predictor import ModelDraft
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.validation import StrictModel
@@ -55,7 +56,7 @@ class AgreementTable:
         """Acceptance of a draft token of this kind at this depth, given those before it. ``rank``: among siblings."""
         return self._record(kind).rate(depth, rank)
 
-    def learn(self, kind: tuple[bool, int], depth: int, rank: int, *, hit: bool) -> None:
+    def learn(self, kind: tuple[bool, int], rank: int, depth: int, *, hit: bool) -> None:
         """One was accepted, or not."""
         self._record(kind).add(hit, depth, rank)
 
@@ -74,12 +75,14 @@ class VerificationPolicy(DraftPolicy):
     def __init__(self, table: AgreementTable, spent: Callable[[Budget], float]) -> None:
         self._table, self._spent = table, spent
         self._budget = Budget(0)
-        self._kinds: list[tuple[bool, int]] = []
-        """Of the tokens that the companion has scored: by node, of sampled chains by depth."""
+        self._kinds: list[tuple[tuple[bool, int], int]] = []
+        """Of the tokens that the companion has scored, with their ranks as drafted: by node, of sampled chains by
+        depth."""
         self._prob, self._tokens = 1.0, 1.0
 
     def budget(self, budget: Budget) -> Budget:
-        self._budget, self._kinds = budget.after(self._spent(budget)), []
+        self.spent = self._spent(budget)
+        self._budget, self._kinds = budget.after(self.spent), []
         self._prob, self._tokens = 1.0, budget.base_tokens
         return budget
 
@@ -94,7 +97,7 @@ class VerificationPolicy(DraftPolicy):
             row = min(((cost - rest[0]) / more for more, cost in enumerate(rest[1:], start=1)), default=math.inf)
             if costs and prob <= self._tokens / costs[min(count, len(costs) - 1)] * row:
                 return False
-        self._kinds.append(kind)
+        self._kinds.append((kind, 0))
         self._prob = prob
         self._tokens += prob
         return True
@@ -102,12 +105,15 @@ class VerificationPolicy(DraftPolicy):
     def kept(self, tree: TokenTree, agreement: Seq[tuple[float, bool]]) -> TokenTree:
         """The part of a deterministic tree to verify. ``agreement[node]``: the companion's probability of its token,
         and whether that is its likeliest."""
-        kinds = [kind_of(*one) for one in agreement]
+        kinds = [
+            (kind_of(*one), tree.children(parent).index(node))
+            for node, (one, parent) in enumerate(zip(agreement, tree.parents, strict=True))
+        ]
         probs: list[float] = []
         for node, parent in enumerate(tree.parents):
             before = 1.0 if parent == ROOT else probs[parent]
-            rank = tree.children(parent).index(node)
-            probs.append(before * self._table.rate(kinds[node], tree.depths[node], rank))
+            kind, rank = kinds[node]
+            probs.append(before * self._table.rate(kind, tree.depths[node], rank))
         tree.path_acceptance_probs[:] = probs
         order, ranked = tree.likeliest_first()
         size = max(1, self._budget.best_draft_size(ranked))
@@ -120,8 +126,8 @@ class VerificationPolicy(DraftPolicy):
         node = ROOT
         for depth, token in enumerate(committed, start=1):
             right = tree.child(node, token)
-            for rank, child in enumerate(tree.children(node)):
-                self._table.learn(self._kinds[child], depth, rank, hit=child == right)
+            for child in tree.children(node):
+                self._table.learn(*self._kinds[child], depth, hit=child == right)
             if right is None:
                 return
             node = right
@@ -164,6 +170,11 @@ class SpeculativeVerification(NamedController):
         return VerificationPolicy(memory, self._drafting)
 
     def _drafting(self, budget: Budget) -> float:
-        """The draft's levels, and one more forward: the companion's, which is of a drafter's size."""
-        levels = self.setup.drafting.levels([1] * (budget.depth + 1), max(1, int(budget.base_tokens)))
-        return max(levels, default=0.0)
+        """What the draft's levels take, and the companion's forward over them."""
+        if budget.depth <= 0:
+            return 0.0
+        batch, companion = max(1, int(budget.base_tokens)), self.setup.companion
+        drafting = max(self.setup.drafting.levels([1] * budget.depth, batch), default=0.0)
+        if companion is None:
+            return drafting
+        return drafting + ModelDraft(self.setup.target, [companion]).level(budget.depth, batch)

@@ -137,7 +137,8 @@ class ControlledDrafter(Drafter[ControlledState]):
         return self.inner.may_be_cut(tree, greedy=greedy)
 
     def draft_steps(self, states: Seq[ControlledState]) -> float:
-        return self.inner.draft_steps([state.inner for state in states])
+        known = self.inner.draft_steps([state.inner for state in states])
+        return max([known, *(state.policy.spent for state in states)])
 
     def caches(self, state: ControlledState) -> tuple[CacheUse, ...]:
         return self.inner.caches(state.inner)

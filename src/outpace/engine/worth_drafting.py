@@ -29,16 +29,16 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
 
     It is asked in every round, before anything else is done for drafts.
     """
-    count = len(active)
+    count, timed = len(active), by_clock(active)
+    if timed:
+        for one in active:
+            one.payoffs = None  # of a batch that has ended
     if count < 2 or target.costs.fixed:
         return None
     drafter = active[0].drafter
     for one in active:
         if one.drafter is not drafter:
             return None
-        if one.sequence.timed and one.payoffs is not None and by_clock(active):
-            one.payoffs = None  # of a batch that has ended
-    timed = by_clock(active)
     known = _KNOWN.setdefault(drafter, {}) if timed else _since_their_batch_began(active)
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     if size not in known:

@@ -45,8 +45,12 @@ def controlled(label: str, parts: Parts, context: Context, choice: ControllerCho
         weighs_costs=drafter.weighs_costs,
         combined=isinstance(drafter, Combined),
     )
+    companion = None
+    if kind.companion:
+        kind.check(setup)  # before a model is loaded
+        companion = Companion(_companion(kind, context, getattr(settings, "companion", "")))
+        setup = replace(setup, companion=companion.draft.costs)
     controller = kind(setup, settings)
-    companion = Companion(_companion(kind, context, getattr(settings, "companion", ""))) if kind.companion else None
     if companion is not None or controller.policy(controller.memory(), sampled=False) is not None:
         drafter = ControlledDrafter(drafter, controller, companion)
     return replace(parts, drafter=drafter, controller=controller)
