@@ -10,7 +10,7 @@ import pytest
 
 from outpace.advice.candidates import Shape, candidates
 from outpace.advice.prediction import Played, Prediction, machine_noise, of_chains, of_records, plain_rounds, predict
-from outpace.advice.recommendation import Row, acceptance_for, recommend
+from outpace.advice.recommendation import WORTH, Row, acceptance_for, recommend
 from outpace.advice.round_costs import (
     ContextWeights,
     Figures,
@@ -302,6 +302,19 @@ def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     nothing = recommend([row("sam", 1, 1.0, 0.9)], COSTS, sorted(COSTS)).public()
     assert nothing["method"] == "none"
     assert [nothing["batch"][batch]["measured"] for batch in ("1", "4", "16")] == [True, False, False]
+
+
+def test_where_it_begins_to_pay_and_ceases_is_said() -> None:
+    rows = [row("sam", 1, 1.0, 0.9), row("sam", 4, 1.5, 1.4), row("sam", 16, 0.9, 0.8)]
+    words = " ".join(recommend(rows, COSTS, sorted(COSTS)).words)
+    assert "It begins to pay between batch 1 and 4. It ceases to pay between batch 4 and 16, at about 1" in words
+
+
+def test_why_nothing_pays_is_said() -> None:
+    words = " ".join(recommend([row("sam", 1, 0.9, 0.8)], COSTS, [1]).words)
+    tokens, steps = row("sam", 1, 0.9, 0.8).prediction.forecast
+    assert f"It commits {tokens:.2f} tokens in a round that takes {steps:.2f} autoregressive ones" in words
+    assert f"would gain with {WORTH * steps:.2f} tokens, or rounds below {tokens / WORTH:.2f}" in words
 
 
 def test_a_method_whose_time_was_over_is_compared_at_the_batches_that_it_was_measured_at() -> None:
