@@ -237,7 +237,7 @@ class _Advising:
         noise, untried = self.work.noise(batch), self.work.untried
         if costs is not own or self.engine != "outpace":
             steps = best.draft_steps
-            if trial is not None and steps != 0.0:
+            if trial is not None and steps != 0.0:  # 0: the engine's rounds hold what drafting takes
                 steps = float(trial.draft_steps()[0])
             return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
         steps = best.draft_steps if trial is None else None
@@ -307,6 +307,7 @@ class _Advising:
             raise BadInput("no candidate could be measured within --minutes; give more minutes")
         costs = self.work.costs
         chosen = recommend(rows, costs, self.batches)
+        lines = commands(self.typed, self._advised(chosen), self.offers)
         result: dict[str, Any] = {
             "version": __version__,
             "complete": True,
@@ -319,7 +320,7 @@ class _Advising:
                 *(one.public() for one in rows),
             ],
             "words": chosen.words,
-            "notes": self.work.notes,
+            "notes": [*self.work.notes, *self._of_other_engines(lines)],
             "engine": self.engine,
             "costs": {
                 str(batch): {
@@ -340,19 +341,15 @@ class _Advising:
             "machine": machine.describe(),
             "model": {"name": self.model.name, "context_length": self.target.context_length, **self.model.info},
             "seconds": self.timer.spent,
+            "commands": lines,
         }
-        result["commands"] = commands(self.typed, self._advised(chosen), self.offers)
-        result["notes"] = [*self.work.notes, *self._of_other_engines(result["commands"])]
         return AdviceReport.of(result)
 
     def _of_other_engines(self, lines: Mapping[str, str]) -> list[str]:
         """Whose costs the other engines' commands rest on."""
-        others = [engine for engine, line in lines.items() if engine != self.engine and not line.startswith("#")]
-        if not others:
-            return []
         measured = any(one is not self.work.own.get(batch) for batch, one in self.work.costs.items())
         whose = self.engine if measured else "outpace"
-        assumed = [one for one in others if one != whose]
-        if not assumed:
+        others = [one for one, line in lines.items() if one not in (self.engine, whose) and not line.startswith("#")]
+        if not others:
             return []
-        return [f"Costs of {whose} on this machine are assumed in the commands of {', '.join(assumed)}."]
+        return [f"Costs of {whose} on this machine are assumed in the commands of {', '.join(others)}."]

@@ -174,9 +174,9 @@ def _llama_cpp(typed: Typed, best: Offer | None) -> str:
     if not _gguf(typed):
         return "# llama.cpp reads GGUF files: give --model a .gguf file for its command"
     words += [] if typed.threads is None else ["-t", str(typed.threads)]
-    words += [] if best is None else ["-np", str(best.batch)]
     if best is None:
         return _nothing("llama.cpp", shlex.join(words))
+    words += ["-np", str(best.batch)]
     if (draft := _draft_model(typed, best)) is not None:
         if not draft.endswith(".gguf"):
             return "# llama.cpp reads GGUF files: give --draft-model a .gguf file for its command"

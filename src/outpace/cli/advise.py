@@ -76,7 +76,7 @@ def advise(
     from outpace.advice.engine_commands import Typed
     from outpace.core.sampling import SamplingParams
 
-    params = SamplingParams(temperature=temperature)
+    params, dtype = SamplingParams(temperature=temperature), _engine_dtype(machine, engine)
     model = machine.load()
     loaded = drafting.load(machine)
 
@@ -84,12 +84,7 @@ def advise(
         from outpace.advice.vllm_rounds import measure_vllm_rounds
 
         return measure_vllm_rounds(
-            machine.model,
-            sizes,
-            params,
-            python=vllm_python,
-            threads=machine.threads,
-            dtype=_engine_dtype(machine, engine),
+            machine.model, sizes, params, python=vllm_python, threads=machine.threads, dtype=dtype
         )
 
     found = advised(
@@ -104,12 +99,7 @@ def advise(
         max_new_tokens=max_new_tokens,
         engine_costs=measured if engine == "vllm" else None,
         typed=Typed(
-            machine.model,
-            head or (),
-            drafting.draft_places(),
-            machine.words(),
-            dtype=_engine_dtype(machine, engine),
-            threads=machine.threads,
+            machine.model, head or (), drafting.draft_places(), machine.words(), dtype=dtype, threads=machine.threads
         ),
     )
     if html is not None:
