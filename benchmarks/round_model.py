@@ -20,7 +20,7 @@ import numpy as np
 
 import outpace
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.advice.round_costs import Probe
+from outpace.advice.probe import Probe
 from outpace.controllers.fixed import Fixed
 from outpace.core.turns import ROUNDS
 from outpace.engine.known_answers import close_answers

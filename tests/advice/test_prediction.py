@@ -21,7 +21,7 @@ from outpace.advice.round_costs import (
     measure_rounds,
     probed_sizes,
 )
-from outpace.advice.trial import Trial, run_trial
+from outpace.advice.trial import Indices, Trial, run_trial
 from outpace.controllers.predictor import Forecast, Predictor, tokens_per_round
 from outpace.core.sampling import SamplingParams
 from outpace.engine.known_answers import KnownAnswer, known_answers
@@ -133,12 +133,26 @@ def simple(steps: Figures, rounds: Figures, drafting: float = 0.0, early: int = 
     return Played(steps, steps, rounds[:, None], rounds, rounds, np.array([2.0]), spent, np.full(early, drafting / 10))
 
 
+def tried(
+    count: int,
+    *,
+    drafted: float | Figures,
+    drafting: float,
+    verifying: float | Figures,
+    slowdown: float | Figures = 1.0,
+) -> Trial:
+    """Turns of five rounds, beside autoregressive ones of a second."""
+    each = [np.broadcast_to(np.asarray(one, float), count) for one in (1.0, drafted, drafting, verifying)]
+    turns: Indices = np.arange(count) // 5
+    return Trial(each[0], each[1], each[2], each[3], turns, np.broadcast_to(np.asarray(slowdown, float), count))
+
+
 def width(one: Prediction) -> float:
     return one.interval[1] - one.interval[0]
 
 
 def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
-    trial = Trial(np.full(10, 1.0), np.full(10, 2.0), np.full(10, 0.3), np.full(10, 1.2 * 1.1), 0.0, np.arange(10) // 5)
+    trial = tried(10, drafted=2.0, drafting=0.3, verifying=1.2 * 1.1)
     assert trial.excess(LINE)[0] == pytest.approx([1.0, 1.1 ** (10 / 12)])
     played = simple(np.array([20.0]), np.array([10.0]), drafting=1.0, early=10)
     found = predict(played, LINE, trial)
@@ -150,7 +164,7 @@ def test_rounds_with_a_draft_are_tried_apart_from_those_without() -> None:
     """Most rounds of what copies draft nothing: their excess says nothing of the others."""
     drafted = np.array([0.0] * 30 + [2.0] * 10)
     verifying = np.array([1.0] * 30 + [1.2 * 0.8] * 10)
-    trial = Trial(np.full(40, 1.0), drafted, np.zeros(40), verifying, 0.0, np.arange(40) // 5)
+    trial = tried(40, drafted=drafted, drafting=0.0, verifying=verifying)
     plain, with_draft = trial.excess(LINE)[0]
     assert plain == pytest.approx(1.0)
     assert with_draft == pytest.approx(0.8 ** (10 / 12))
@@ -163,8 +177,31 @@ def test_rounds_with_a_draft_are_tried_apart_from_those_without() -> None:
     assert predict(both, LINE, trial).speedup == pytest.approx(40.0 / (20.0 + 10.0 * 1.2 * with_draft))
 
 
+def test_a_machine_that_is_slow_for_rounds_with_drafts_is_not_the_candidates_doing() -> None:
+    slow = np.repeat([1.0, 1.4], 10)
+    trial = tried(20, drafted=2.0, drafting=0.0, verifying=1.2 * slow, slowdown=slow)
+    assert trial.excess(LINE)[0] == pytest.approx([1.0, 1.0])
+    assert trial.slowdowns() == pytest.approx([1.0, 1.0, 1.4, 1.4])
+    played = simple(np.full(8, 40.0), np.full(8, 20.0))
+    calm = predict(played, LINE, trial)
+    assert calm.speedup == pytest.approx(40.0 / (20.0 * 1.2))
+    seen = predict(played, LINE, trial, slowdowns=(1.0, 1.4))
+    assert seen.speedup == pytest.approx(40.0 / (20.0 * 1.2 * 1.2))
+    assert seen.interval[0] < 40.0 / (20.0 * 1.2 * 1.39) and seen.interval[1] > 40.0 / (20.0 * 1.2 * 1.01)
+    assert width(calm) < 1e-6
+    without = replace(played, sizes=np.array([0.0]))
+    assert predict(without, LINE, None, slowdowns=(1.0, 1.4)).speedup == pytest.approx(40.0 / 20.0)
+
+
+def test_slow_moments_are_seen_when_costs_are_measured() -> None:
+    blocks = np.array([[1.0, 1.1, 1.2, 1.4]] * 5)
+    blocks[1, 1:] *= 1.3
+    assert RoundCosts(1, [0, 1, 2, 4], blocks).slowdowns() == pytest.approx([1.0, 1.3, 1.0, 1.0, 1.0])
+    assert RoundCosts(1, [0], np.ones((3, 1))).slowdowns() == pytest.approx([1.0] * 3)
+
+
 def test_how_long_replayed_drafts_took_is_known_as_well_as_rounds_repeat() -> None:
-    trial = Trial(np.full(40, 1.0), np.full(40, 2.0), np.full(40, 0.3), np.full(40, 1.2), 0.0, np.arange(40) // 5)
+    trial = tried(40, drafted=2.0, drafting=0.3, verifying=1.2)
     played = simple(np.full(8, 40.0), np.full(8, 20.0), drafting=2.0)
     calm = predict(replace(played, early=np.full(40, 0.1)), LINE, trial)
     differing = predict(replace(played, early=np.random.default_rng(0).lognormal(-2.3, 0.8, 40)), LINE, trial)
@@ -173,7 +210,7 @@ def test_how_long_replayed_drafts_took_is_known_as_well_as_rounds_repeat() -> No
 
 
 def test_one_slow_draft_of_a_replay_changes_no_scale() -> None:
-    trial = Trial(np.full(20, 1.0), np.full(20, 2.0), np.full(20, 0.3), np.full(20, 1.2), 0.0, np.arange(20) // 5)
+    trial = tried(20, drafted=2.0, drafting=0.3, verifying=1.2)
     played = simple(np.array([40.0]), np.array([20.0]), drafting=2.0)
     calm, stalled = np.full(20, 0.1), np.array([3.0, *[0.1] * 19])
     quick = predict(replace(played, early=calm), LINE, trial)
@@ -187,7 +224,7 @@ def test_rounds_in_which_nobody_was_asked_for_drafts_take_none() -> None:
     played = of_records(answers, resting, LINE)
     assert played.count == pytest.approx([11.0, 11.0])  # all but the first
     assert played.asked == pytest.approx([2.0, 2.0])
-    trial = Trial(np.full(10, 1.0), np.full(10, 0.0), np.full(10, 0.3), np.full(10, 1.0), 0.0, np.arange(10) // 5)
+    trial = tried(10, drafted=0.0, drafting=0.3, verifying=1.0)
     assert predict(played, LINE, trial).draft_steps == pytest.approx(0.3 * 2 / 11)
 
 
@@ -203,8 +240,10 @@ def test_rounds_are_measured_at_the_sizes_that_are_asked_for() -> None:
 def test_a_trial_leaves_out_rounds_in_which_a_request_joins() -> None:
     target, answers = known(3, length=12)
     context, costs = Context(target), RoundCosts(2, [0, 4], np.array([[1.0, 1.2]]))
-    trial = run_trial(target, answers, build("pld", context), build("none", context), costs, 0.01)
+    trial = run_trial(target, answers, build("pld", context), costs, 0.01)
     assert trial is not None
+    assert len(trial.slowdowns()) == len(trial.plain_turns()) == trial.turns[-1] - trial.turns[0] + 1
+    assert (trial.slowdown > 0).all()
     assert len(trial.plain) == len(trial.drafting) >= 6
     assert (trial.plain > 0).all()
 
@@ -214,7 +253,7 @@ def test_a_trial_ends_where_requests_join_in_every_round() -> None:
     plain = build("none", Context(target))
     shifted = [replace(answers[0], max_new_tokens=3), *answers * 10]
     costs = RoundCosts(2, [0, 4], np.array([[1.0, 1.2]]))
-    assert run_trial(target, shifted, plain, plain, costs, 0.0) is None
+    assert run_trial(target, shifted, plain, costs, 0.0) is None
 
 
 class ByContext(FixedCosts):

@@ -25,6 +25,7 @@ from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measure
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
 from outpace.advice.recommendation import Recommendation, Row, recommend
 from outpace.advice.round_costs import fits, kept_bytes
+from outpace.advice.trial import Trial
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -65,6 +66,16 @@ class _Found:
     how: str
     guess: Prediction
     draft_steps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A candidate at one batch, all its shapes and the ``best`` of them with its trial, where there was time for it."""
+
+    candidate: Candidate
+    found: list[_Found]
+    best: _Found
+    trial: Trial | None
 
 
 def advise(
@@ -197,15 +208,18 @@ class _Advising:
                     continue
                 self.work.cost(batch)
                 kept = 0.0  # for the first candidate of later batches at least
+                tried: list[_Tried] = []
                 for one in offered:
-                    rows += self._candidate(one, built[one.method], batch, kept)
+                    tried += self._candidate(one, built[one.method], batch, kept)
                     kept = later * _KEPT * self.timer.whole / len(self.batches)
+                rows += [self._row(each, batch) for each in tried]
+                self.work.note_unsteady(batch)
         finally:
             self.work.close()
         return self._report(rows)
 
-    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int, kept: float) -> list[Row]:
-        """Its row, unless no more than ``kept`` seconds are left."""
+    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int, kept: float) -> list[_Tried]:
+        """What was found of it, unless no more than ``kept`` seconds are left."""
         with stage(f"{one.method}, batch {batch}", brief=True):
             if self.timer.left < kept:
                 self.work.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
@@ -221,27 +235,31 @@ class _Advising:
             own = next((each for each in found if not each.shape.settings), None)
             if own is not None and best.guess.speedup < _CLOSE * own.guess.speedup:
                 best = own
-            prediction = self._predicted(best, batch)
-            # What the trial has shown of the best one holds for the others of the method too.
-            for each in found:
-                share = each.guess.speedup / best.guess.speedup
-                speedup, lower = share * prediction.speedup, share * prediction.interval[0]
-                self.offers.append(Offer(one.method, each.shape, speedup, lower, one.head, batch))
-            return [Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)]
+            return [_Tried(one, found, best, self.work.trial(best.method, batch))]
 
-    def _predicted(self, best: _Found, batch: int) -> Prediction:
-        """With a trial, where there is time for one. Its rounds are outpace's own: of another engine's only the draft's
-        time, in autoregressive rounds, is taken over."""
+    def _row(self, tried: _Tried, batch: int) -> Row:
+        """Its row, once all trials of the batch have been run: what the machine was like in them holds for all."""
+        one, best = tried.candidate, tried.best
+        prediction = self._predicted(best, tried.trial, batch)
+        # What the trial has shown of the best one holds for the others of the method too.
+        for each in tried.found:
+            share = each.guess.speedup / best.guess.speedup
+            speedup, lower = share * prediction.speedup, share * prediction.interval[0]
+            self.offers.append(Offer(one.method, each.shape, speedup, lower, one.head, batch))
+        return Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)
+
+    def _predicted(self, best: _Found, trial: Trial | None, batch: int) -> Prediction:
+        """Rounds of a trial are outpace's own: of another engine's only the draft's time, in autoregressive rounds, is
+        taken over."""
         own, costs = self.work.own[batch], self.work.costs[batch]
-        trial = self.work.trial(best.method, batch)
         noise, untried = self.work.noise(batch), self.work.untried
         if costs is not own or self.engine != "outpace":
             steps = best.draft_steps
             if trial is not None and steps != 0.0:  # 0: the engine's rounds hold what drafting takes
                 steps = float(trial.draft_steps()[0])
             return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
-        steps = best.draft_steps if trial is None else None
-        found = predict(best.played, costs, trial, draft_steps=steps, noise=noise, untried=untried)
+        steps, slowdowns = best.draft_steps if trial is None else None, self.work.slowdowns(batch)
+        found = predict(best.played, costs, trial, draft_steps=steps, slowdowns=slowdowns, noise=noise, untried=untried)
         if trial is not None:
             self.work.tried(best.guess.speedup, found.speedup)
         return found

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from outpace.advice.prediction import UNTRIED, machine_noise, plain_rounds
-from outpace.advice.round_costs import Figures, RoundCosts, measure_rounds
+from outpace.advice.round_costs import Figures, RoundCosts, mean_undisturbed, measure_rounds
 from outpace.advice.trial import Trial, run_trial
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -32,6 +32,8 @@ _TOGETHER = 8
 """Prompts that are answered at once."""
 _ANSWERS, _ROUNDS, TRIALS, _DECODED = 0.2, 0.25, 0.3, 0.2
 """Shares of the time: for answers, for costs of rounds, for trials, and for methods that have to decode."""
+_STEADY = 1.15
+"""A machine whose rounds with drafts are at all moments within this factor."""
 _LONGEST = 12.0
 """Seconds after which a batch's rounds are known well enough."""
 
@@ -70,6 +72,7 @@ class Measurements:
         self._plain: dict[int, Figures] = {}
         self._turns: dict[int, list[Figures]] = {}
         """Seconds of turns of autoregressive rounds, by batch."""
+        self._slowdowns: dict[int, list[float]] = {}
         self._surprises: list[float] = []
 
     def close(self) -> None:
@@ -124,6 +127,7 @@ class Measurements:
             costs = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
         self.own[batch] = costs
         self._turns[batch] = [costs.plain_turns()]
+        self._slowdowns[batch] = [_mean(costs.slowdowns())]
         self.costs.setdefault(batch, self.own[batch])
 
     def rounds(self, answers: Seq[KnownAnswer], method: Method, batch: int) -> list[RoundRecord]:
@@ -144,6 +148,20 @@ class Measurements:
     def noise(self, batch: int) -> float:
         """Of the machine, as this run has seen it."""
         return machine_noise(self._turns[batch])
+
+    def slowdowns(self, batch: int) -> list[float]:
+        """How many times as long as by the own costs rounds with drafts took in autoregressive ones: when these were
+        measured, and in each trial. Each counts once: what else runs on a machine does so for seconds to minutes."""
+        return self._slowdowns[batch]
+
+    def note_unsteady(self, batch: int) -> None:
+        """Say so where the machine was not the same at all moments."""
+        least, most = min(self._slowdowns[batch]), max(self._slowdowns[batch])
+        if most > _STEADY * least:
+            self.notes.append(
+                f"At batch {batch} rounds with drafts took up to {most / least:.1f} times as long at some moments as at "
+                "others: something else uses the processor, and speed-ups change with it."
+            )
 
     def tried(self, guess: float, found: float) -> None:
         """A trial has changed an expected speed-up."""
@@ -184,7 +202,12 @@ class Measurements:
         if self.timer.left < 0.02 * self.timer.whole:
             return None
         share = min(TRIALS * self.timer.whole / (6 * len(self.batches)), _LONGEST / 3)
-        found = run_trial(self.target, self.answers, method, self.plain, self.own[batch], share)
+        found = run_trial(self.target, self.answers, method, self.own[batch], share)
         if found is not None:
             self._turns[batch].append(found.plain_turns())
+            self._slowdowns[batch].append(_mean(found.slowdowns()))
         return found
+
+
+def _mean(slowdowns: Figures) -> float:
+    return float(mean_undisturbed(slowdowns)[0])

@@ -8,8 +8,9 @@ those of :mod:`outpace.controllers.predictor`.
 
 The interval is that of the speed-up that is measured on as many other prompts of the same kind. It is a percentile
 bootstrap over everything that was measured: prompts (acceptance; twice, as the others vary too), blocks of rounds (what
-rows cost), turns of the trial (what drafting costs). The machine's noise, as the turns of autoregressive rounds have
-shown it within the run, is added for the measurement to come (:func:`machine_noise`).
+rows cost), turns of the trial (what drafting costs), and moments of the machine, which is slower for rounds with drafts
+at some than at others (twice, as the measurement has moments of its own). The machine's noise, as the turns of
+autoregressive rounds have shown it within the run, is added for the measurement to come (:func:`machine_noise`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from outpace.advice.round_costs import Figures, RoundCosts
-from outpace.advice.trial import Indices, Trial, mean_undisturbed
+from outpace.advice.round_costs import Figures, RoundCosts, mean_undisturbed
+from outpace.advice.trial import Indices, Trial
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -183,6 +184,7 @@ def predict(
     trial: Trial | None,
     *,
     draft_steps: float | None = None,
+    slowdowns: Seq[float] = (1.0,),
     seed: int = 0,
     noise: float = 0.0,
     untried: float = 0.0,
@@ -190,6 +192,7 @@ def predict(
     """The speed-up of what was played.
 
     ``draft_steps``: what drafting takes in a round, in autoregressive rounds, where it was neither replayed nor tried.
+    ``slowdowns``: of rounds with drafts, beside autoregressive ones, at different moments, in those of ``costs``.
     ``noise``: of the machine (:func:`machine_noise`). A measurement decodes as many prompts as run at once in one
     stretch of time, with the method and without; its noise is the mean of so many. ``untried``: standard deviation of
     the logarithm of what a trial would have changed, where there was none.
@@ -199,6 +202,9 @@ def predict(
     alike = np.full(count, 1.0 / count)
     seen, others = generator.multinomial(count, alike, size=(2, RESAMPLES)).astype(float)
     relative = costs.resampled(generator, RESAMPLES)
+    moments = np.array(slowdowns)
+    ours, theirs = moments[generator.integers(len(moments), size=(2, RESAMPLES, len(moments)))].mean(axis=2)
+    slow = moments.mean(keepdims=True)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
     early = None if trial is None else played.early[: len(trial.plain)]
     once = again = np.zeros(1)
@@ -208,12 +214,12 @@ def predict(
     shaken = np.exp(spread * generator.standard_normal(RESAMPLES))
     whole = np.ones((1, count))
     usual = costs.relative_sizes()[None, :]
-    verify, draft = _times(played, costs, trial, draft_steps, whole, usual, None, once)
+    verify, draft = _times(played, costs, trial, draft_steps, whole, usual, slow, None, once)
     point = float(played.plain.sum() / max((verify + draft)[0], _INSTANT))
-    verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, drawn, again)
+    verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, ours, drawn, again)
     samples: Figures = shaken * (seen @ played.plain) / np.maximum(verifying + drafting, _INSTANT)
     # The prompts to come vary as those that were seen do.
-    verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, None, once)
+    verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, theirs, None, once)
     samples *= (others @ played.plain) / np.maximum(verifying + drafting, _INSTANT) / point
     low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
     # Of a mean round, in mean autoregressive ones.
@@ -229,15 +235,18 @@ def _times(
     draft_steps: float | None,
     shares: Figures,
     relative: Figures,
+    slow: Figures,
     drawn: Indices | None,
     early: Figures,
 ) -> tuple[Figures, Figures]:
-    """Autoregressive rounds that verifying and drafting take, (resamples,) each. ``early``: seconds that drafting took
+    """Autoregressive rounds that verifying and drafting take, (resamples,) each. ``slow``: how many times as long as by
+    ``relative`` rounds with drafts take. ``early``: seconds that drafting took
     in the replays of a trial's rounds, (resamples,) or (1,)."""
     rounds = shares @ played.rounds
     each = relative @ costs.weights(played.sizes)
     excess = np.ones((1, 2)) if trial is None else trial.excess(costs, drawn)
-    verifying: Figures = (rounds * each * excess[:, (played.sizes > 0).astype(int)]).sum(axis=1)
+    machine = np.where(played.sizes > 0, slow[:, None], 1.0)
+    verifying: Figures = (rounds * each * machine * excess[:, (played.sizes > 0).astype(int)]).sum(axis=1)
     return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.asked, drawn, early)
 
 

@@ -1,11 +1,10 @@
 """What a round takes beside its draft: by the number of draft tokens in the whole batch, measured in real rounds, and
 by the contexts of its requests.
 
-A probe drafts known tokens, so many in all as are asked for, and the target scores them in the rounds of the user's own
-prompts: cold caches, sampling and the commit are part of what is measured. Sizes take turns, autoregressive rounds
-among them, so that a machine that grows slower changes no ratio; a turn is a few rounds, of which the first does not
-count, since caches and threads are as another size has left them. A *block* is a turn of each size; blocks are what
-intervals are resampled from.
+A probe drafts known tokens, so many in all as are asked for (:mod:`outpace.advice.probe`). Sizes take turns,
+autoregressive rounds among them, so that a machine that grows slower changes no ratio; a turn is a few rounds, of which
+the first does not count, since caches and threads are as another size has left them. A *block* is a turn of each size;
+blocks are what intervals are resampled from.
 
 Rounds differ by their contexts, too, and the requests whose drafts are accepted have longer ones than others. So every
 round that is measured is divided by its *weight*: what the target's costs have for its rows and contexts, beside a
@@ -15,35 +14,30 @@ round with as many rows of requests of the usual context. Rounds that are predic
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
-from itertools import chain, count
+from collections.abc import Callable, Sequence as Seq
+from itertools import count
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.acceptance.rejection import RecursiveRejection
-from outpace.controllers.base import Budget
-from outpace.controllers.fixed import Fixed
-from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter, DraftState
+from outpace.advice.probe import MOST_DRAFT_TOKENS, ProbeRounds
 from outpace.engine.known_answers import KnownAnswer
-from outpace.engine.method import Method
-from outpace.engine.round_records import RoundRecord, RoundRecorder
-from outpace.targets.base import Sequence, Target
+from outpace.engine.round_records import RoundRecord
+from outpace.targets.base import Target
 from outpace.targets.costs import Costs, Scorer
 
 Figures = NDArray[np.float64]
 
-_ALONE, _EACH = 24, 8
-"""Most draft tokens that are measured: of one request, and of each of several."""
+_EACH = 8
+"""Most draft tokens that are measured of each of several requests."""
 _FEWEST, _MOST = 4, 40
 """Blocks."""
 _RUN, _SHORT_RUN = 5, 3
 """Rounds of a turn, and where rounds are so slow that there is no time for more."""
 _STATE_BYTES = 4
-_TRIES = 3
-"""Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
+_DISTURBED = 0.1
+"""Share of the slowest rounds that do not count: other programs have run in them."""
 
 
 class ContextWeights:
@@ -58,6 +52,10 @@ class ContextWeights:
         beside, total = self._costs.overhead, sum(rows)
         usual = self._costs.even(total, self.batch, self.usual)
         return (self._costs.forward(rows, contexts) + beside) / (usual + beside)
+
+    def of(self, one: RoundRecord) -> float:
+        """How many times as long a round takes as with requests of the usual context."""
+        return self.weight(one.rows, one.contexts)
 
 
 def usual_context(answers: Seq[KnownAnswer]) -> int:
@@ -99,7 +97,7 @@ class RoundCosts(Costs):
 
     def weight(self, one: RoundRecord) -> float:
         """How many times as long a round takes as with requests of the usual context."""
-        return 1.0 if self.weights_of is None else self.weights_of.weight(one.rows, one.contexts)
+        return 1.0 if self.weights_of is None else self.weights_of.of(one)
 
     def of_rows(self, rows: Seq[int], contexts: Seq[int]) -> float:
         """Seconds of a round with ``rows[i]`` rows of a request whose K/V holds ``contexts[i]`` tokens."""
@@ -109,6 +107,13 @@ class RoundCosts(Costs):
     def plain_turns(self) -> Figures:
         """(B,): seconds of the turns of autoregressive rounds, of different moments."""
         found: Figures = self.blocks[:, 0]
+        return found
+
+    def slowdowns(self) -> Figures:
+        """(B,): how many times as long as usual rounds with a draft took in each block, in autoregressive rounds."""
+        if len(self.sizes) == 1:
+            return np.ones(len(self.blocks))
+        found: Figures = np.median(self.blocks[:, 1:] / self.blocks[:, :1] / self.relative_sizes()[1:], axis=1)
         return found
 
     def weights(self, draft_tokens: Figures) -> Figures:
@@ -153,10 +158,18 @@ def _isotonic(costs: Figures) -> Figures:
     return found
 
 
+def mean_undisturbed(times: Figures, drawn: NDArray[np.int64] | None = None) -> Figures:
+    """Mean of times of rounds, of which the longest count as those that most do not exceed: of each resample ``drawn``,
+    or of all, (1,)."""
+    kept = times if len(times) < 1.0 / _DISTURBED else np.minimum(times, np.quantile(times, 1.0 - _DISTURBED))
+    found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
+    return found
+
+
 def probed_sizes(batch: int) -> tuple[int, ...]:
     """The numbers of draft tokens that are measured for a batch."""
     if batch == 1:
-        return (0, 1, 2, 3, 4, 6, 8, 12, 16, _ALONE)
+        return (0, 1, 2, 3, 4, 6, 8, 12, 16, MOST_DRAFT_TOKENS)
     least = {max(1, batch // 4), max(1, batch // 2)}
     return tuple(sorted({0, *least, batch, 2 * batch, 4 * batch, _EACH * batch}))
 
@@ -164,14 +177,12 @@ def probed_sizes(batch: int) -> tuple[int, ...]:
 def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, seconds: float) -> RoundCosts:
     """Costs of rounds of ``batch`` requests on the contexts of ``answers``, in ``seconds`` or a little more."""
     sizes = probed_sizes(batch)
-    probe = Probe({one.prompt: one.tokens for one in answers}, target.vocab_size)
-    method = Method("probe", probe, RecursiveRejection(), Fixed(_ALONE, max_nodes=_ALONE))
-    recorder = RoundRecorder(target, [one.request(method) for one in answers], batch)
-    blocks: list[list[float]] = []
-    shuffle = random.Random(batch)
     weights_of = ContextWeights(target.costs, batch, usual_context(answers))
     for size in sizes:  # what is not known yet is measured before any round is
         target.costs.even(batch + size, batch, weights_of.usual)
+    rounds = ProbeRounds(target, answers, batch, weights_of.of)
+    blocks: list[list[float]] = []
+    shuffle = random.Random(batch)
     began = perf_counter()
     try:
         run = 2
@@ -183,54 +194,12 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
                 run = _RUN if spent / run * _RUN * 2 * _FEWEST < seconds else _SHORT_RUN
             order = list(sizes)
             shuffle.shuffle(order)
-            found = {size: _turn(recorder, probe, size, run, weights_of) for size in order}
+            found = {size: rounds.turn(size, run) for size in order}
             if number:  # the first rounds compile, allocate and page in
                 blocks.append([found[size] for size in sizes])
     finally:
-        recorder.close()
+        rounds.close()
     return RoundCosts(batch, sizes, np.array(blocks), weights_of)
-
-
-def _turn(recorder: RoundRecorder, probe: Probe, size: int, run: int, weights_of: ContextWeights) -> float:
-    """Seconds of a round of ``size`` draft tokens and usual contexts: the median of ``run`` rounds but the first."""
-    probe.tokens = size
-    found: list[float] = []
-    for tried in range(_TRIES * run):
-        one = recorder.step()
-        if tried and (one.draft_tokens == size or tried >= _TRIES * run - 1):
-            found.append(one.verify_seconds / weights_of.weight(one.rows, one.contexts))
-        if len(found) == run - 1:
-            break
-    return float(np.median(found))
-
-
-class Probe(Drafter[DraftState]):
-    """Drafts ``tokens`` tokens for all requests together, the first half of each draft right as far as known."""
-
-    def __init__(self, answers: Mapping[tuple[int, ...], tuple[int, ...]], vocab_size: int) -> None:
-        self._answers, self._vocab_size = answers, vocab_size
-        self.tokens = 0
-
-    def begin(self, sequence: Sequence) -> DraftState:
-        return DraftState(sequence)
-
-    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
-        # Those that have room take what the others cannot.
-        left, found = self.tokens, {}
-        order = sorted(range(len(states)), key=lambda at: budgets[at].depth)
-        for place, at in enumerate(order):
-            share = -(-left // (len(order) - place)) if left else 0
-            found[at] = min(share, budgets[at].depth)
-            left -= found[at]
-        return [TokenTree.chain(self._draft(state, found[at])) for at, state in enumerate(states)]
-
-    def _draft(self, state: DraftState, size: int) -> Iterator[int]:
-        sequence = state.sequence
-        prompt = tuple(sequence.tokens[: sequence.prompt_length])
-        coming = self._answers[prompt][len(sequence.tokens) - sequence.prompt_length :]
-        right = coming[: (size + 1) // 2]
-        filler = ((7 * token + 3) % self._vocab_size for token in count(len(sequence.tokens)))
-        return (token for token, _ in zip(chain(right, filler), range(size), strict=False))
 
 
 def fits(target: Target, batch: int, tokens: int, free: int) -> bool:

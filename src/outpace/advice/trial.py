@@ -1,9 +1,15 @@
-"""Trials: a few real rounds of a candidate, by turns with autoregressive rounds of as many requests.
+"""Trials: a few real rounds of a candidate, by turns with autoregressive rounds of as many requests, and with rounds of
+a probe that drafts as many tokens as the candidate has.
 
 A turn is several rounds, and its first one does not count: drafts and forwards find the caches as rounds of the same
 method leave them. Trials show what replays cannot: what drafting takes when the target has run in between, and how much
-longer the candidate's rounds take than those of a probe with as many draft tokens and the same contexts. Nothing of
-acceptance is read from them. Resamples draw turns, and rounds within them: a machine that is slow is so for a while.
+longer the candidate's rounds take than the probe's, which drafts known tokens. Nothing of acceptance is read from them.
+Resamples draw turns, and rounds within them: a machine that is slow is so for a while.
+
+The probe also shows how much longer rounds with drafts take at the time of the trial than when costs were measured.
+A processor that is shared with others is slow for several rows at some moments and not at others, while one row takes
+as long; it stays so for seconds to minutes. That is the machine's doing and not the candidate's, so all predictions of
+a batch share what all of its trials have seen (:func:`outpace.advice.prediction.predict`).
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.advice.round_costs import Figures, RoundCosts
+from outpace.advice.probe import ProbeRounds
+from outpace.advice.round_costs import Figures, RoundCosts, mean_undisturbed
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.method import Method
 from outpace.engine.request import Generation
@@ -25,16 +32,15 @@ from outpace.targets.base import Target
 
 Indices = NDArray[np.int64]
 
-_TURN = 6
+_TURN, _BESIDE = 6, 4
+"""Rounds of the candidate and autoregressive ones in a turn, and of the probe with a draft."""
 _FEWEST, _MOST = 8, 150
-"""Rounds."""
+"""Rounds of the candidate."""
 _PATIENCE, _TURNS = 4.0, 4
 """How many times its seconds a trial goes on for the fewest rounds, and for how many turns at least: in a large batch
 of short answers a request may join in every round."""
 _SHRINKAGE = 2.0
 """Rounds that a kind of rounds counts beside those that were tried, which take what the probe's take."""
-_DISTURBED = 0.1
-"""Share of the slowest rounds that do not count: other programs have run in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +49,18 @@ class Trial:
 
     ``plain``: seconds of the autoregressive rounds beside it; ``drafted``: draft tokens of the batch; ``drafting``,
     ``verifying``: seconds, of these and of ``plain`` those of rounds with the usual contexts. ``turns``: the number of
-    the turn, ascending. ``joining``: seconds that drafting takes more in the round in which a request joins, for
-    each request: its prompt is read.
+    the turn, ascending. ``slowdown``: how many times as long as when costs were measured the probe's rounds with a
+    draft took in the turn, in autoregressive rounds. ``joining``: seconds that drafting takes more in the round in
+    which a request joins, for each request: its prompt is read.
     """
 
     plain: Figures
     drafted: Figures
     drafting: Figures
     verifying: Figures
-    joining: float
     turns: Indices
+    slowdown: Figures
+    joining: float = 0.0
 
     def excess(self, costs: RoundCosts, drawn: Indices | None = None) -> Figures:
         """How many times as long rounds take as the probe's with as many draft tokens: those without a draft, and those
@@ -61,7 +69,8 @@ class Trial:
         What copies drafts in few of its rounds: a median over all of them would say nothing of these.
         """
         expected = costs.relative_sizes() @ costs.weights(self.drafted)
-        ratios = self.verifying / (self.plain * expected)
+        slowdown = np.where(self.drafted > 0, self.slowdown, 1.0)
+        ratios = self.verifying / (self.plain * expected * slowdown)
         if drawn is None:
             drawn = np.arange(len(ratios))[None, :]
         kinds = [self.drafted <= 0, self.drafted > 0]
@@ -81,8 +90,15 @@ class Trial:
 
     def plain_turns(self) -> Figures:
         """(turns,): seconds of the autoregressive rounds of each turn."""
+        return self._once_a_turn(self.plain)
+
+    def slowdowns(self) -> Figures:
+        """(turns,): of the machine."""
+        return self._once_a_turn(self.slowdown)
+
+    def _once_a_turn(self, figures: Figures) -> Figures:
         _, begins = np.unique(self.turns, return_index=True)
-        found: Figures = self.plain[begins]
+        found: Figures = figures[begins]
         return found
 
 
@@ -97,33 +113,18 @@ def _shrunk_median(ratios: Figures, chosen: NDArray[np.bool_]) -> Figures:
     return found
 
 
-def undisturbed(times: Figures) -> Figures:
-    """Times of rounds, of which the longest count as those that most do not exceed."""
-    if len(times) < 1.0 / _DISTURBED:
-        return times
-    found: Figures = np.minimum(times, np.quantile(times, 1.0 - _DISTURBED))
-    return found
-
-
-def mean_undisturbed(times: Figures, drawn: Indices | None = None) -> Figures:
-    """Their mean, the longest cut as :func:`undisturbed` does: of each resample ``drawn``, or of all, (1,)."""
-    kept = undisturbed(times)
-    found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
-    return found
-
-
 def run_trial(
-    target: Target, answers: Seq[KnownAnswer], method: Method, plain: Method, costs: RoundCosts, seconds: float
+    target: Target, answers: Seq[KnownAnswer], method: Method, costs: RoundCosts, seconds: float
 ) -> Trial | None:
-    """Rounds of ``method`` and of autoregressive decoding (``plain``), by turns, for ``seconds`` or a little more.
-    ``costs``: of rounds of as many requests. None: requests joined in nearly all rounds, too few others were seen."""
+    """Rounds of ``method`` and of a probe, by turns, for ``seconds`` or a little more. ``costs``: of rounds of as many
+    requests. None: requests joined in nearly all rounds, too few others were seen."""
     batch = costs.batch
     ours = RoundRecorder(target, [one.request(method) for one in answers], batch)
-    theirs = RoundRecorder(target, [one.request(plain) for one in answers], batch)
-    rows: list[tuple[float, float, float, float, float]] = []
+    probe = ProbeRounds(target, answers, batch, costs.weight)
+    rows: list[tuple[float, float, float, float, float, float]] = []
     joining: list[tuple[int, float]] = []
     known: list[Generation] = []
-    number = 0
+    number, typical = 0, 2 * batch
     began = perf_counter()
     try:
         while len(rows) < _MOST:
@@ -132,10 +133,10 @@ def run_trial(
                 break
             if number >= _TURNS and spent >= _PATIENCE * seconds:
                 break
-            turn = [theirs.step() for _ in range(_TURN)]
-            beside = float(np.median([one.verify_seconds / costs.weight(one) for one in turn[1:]]))
+            plain = probe.turn(0, _TURN)
             number += 1
             forget(method.drafter)  # what drafting takes is asked, not whether it pays
+            turn: list[tuple[int, float, float]] = []
             for place in range(_TURN):
                 running = ours.running()
                 joined = sum(all(one is not other for other in known) for one in running)
@@ -144,15 +145,19 @@ def run_trial(
                 if joined:
                     joining.append((joined, found.draft_seconds))
                 elif place:
-                    verifying = found.verify_seconds / costs.weight(found)
-                    rows.append((beside, found.draft_tokens, found.draft_seconds, verifying, number))
+                    turn.append((found.draft_tokens, found.draft_seconds, found.verify_seconds / costs.weight(found)))
+            typical = round(float(np.median([size for size, _, _ in turn if size] or [typical])))
+            expected = plain * costs.seconds(batch + typical) / costs.step
+            slowdown = probe.turn(typical, _BESIDE) / expected
+            rows += [(plain, *each, number, slowdown) for each in turn]
     finally:
         ours.close()
-        theirs.close()
+        probe.close()
     if len(rows) < _FEWEST:
         return None
     columns = np.array(rows, float).T
     usual = float(np.median(columns[2]))
     count, spent = joining[0]
     joins = max(0.0, spent - usual) / count
-    return Trial(columns[0], columns[1], columns[2], columns[3], joins, columns[4].astype(np.int64))
+    plain, drafted, drafting, verifying, turns, slowdown = columns
+    return Trial(plain, drafted, drafting, verifying, turns.astype(np.int64), slowdown, joins)
