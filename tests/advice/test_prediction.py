@@ -193,11 +193,32 @@ def test_a_machine_that_is_slow_for_rounds_with_drafts_is_not_the_candidates_doi
     assert predict(without, LINE, None, slowdowns=(1.0, 1.4)).speedup == pytest.approx(40.0 / 20.0)
 
 
-def test_slow_moments_are_seen_when_costs_are_measured() -> None:
-    blocks = np.array([[1.0, 1.1, 1.2, 1.4]] * 5)
-    blocks[1, 1:] *= 1.3
-    assert RoundCosts(1, [0, 1, 2, 4], blocks).slowdowns() == pytest.approx([1.0, 1.3, 1.0, 1.0, 1.0])
+def test_slow_moments_are_seen_when_costs_are_measured_and_change_no_shape() -> None:
+    quiet = np.array([1.0, 1.1, 1.2, 1.4])
+    blocks = np.tile(quiet, (10, 1))
+    blocks[::2, 1:] *= 1.4
+    costs = RoundCosts(1, [0, 1, 2, 4], blocks)
+    usual = np.median(blocks[:, 1]) / 1.1  # half of the blocks are slow
+    assert costs.relative_sizes() == pytest.approx([1.0, *(usual * quiet[1:])])
+    assert costs.slowdowns() == pytest.approx([1.4 / usual, 1.0 / usual] * 5)
+    drawn = costs.resampled(np.random.default_rng(0), 50)
+    assert drawn == pytest.approx(np.tile(costs.relative_sizes(), (50, 1))), "slow moments are counted apart"
+    slowed = costs.slowed(1.1)
+    assert slowed.step == pytest.approx(costs.step)
+    assert slowed.relative_sizes()[1:] == pytest.approx(1.1 * costs.relative_sizes()[1:])
     assert RoundCosts(1, [0], np.ones((3, 1))).slowdowns() == pytest.approx([1.0] * 3)
+
+
+def test_the_probe_drafts_as_many_tokens_as_costs_are_known_for() -> None:
+    assert [LINE.nearest_size(tokens) for tokens in (0.0, 1.4, 2.6, 3.2, 60.0)] == [1, 1, 2, 4, 4]
+
+
+def test_moments_that_lie_beside_each_other_are_drawn_together() -> None:
+    played = simple(np.full(8, 40.0), np.full(8, 20.0))
+    stretches = predict(played, LINE, None, slowdowns=[1.0] * 6 + [1.4] * 6)
+    alternating = predict(played, LINE, None, slowdowns=[1.0, 1.4] * 6)
+    assert stretches.speedup == pytest.approx(alternating.speedup)
+    assert width(stretches) > 1.3 * width(alternating)
 
 
 def test_how_long_replayed_drafts_took_is_known_as_well_as_rounds_repeat() -> None:

@@ -14,27 +14,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outpace.advice.advice_report import AdviceReport
-from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
+from outpace.advice.candidates import ENGINES, candidates
+from outpace.advice.comparing import Comparison
 from outpace.advice.engine_commands import Offer, Typed, commands
-from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
-from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
+from outpace.advice.measuring import EngineCosts, Measurements, Timer
 from outpace.advice.recommendation import Recommendation, Row, recommend
 from outpace.advice.round_costs import fits, kept_bytes
-from outpace.advice.trial import Trial
 from outpace.core import machine
 from outpace.core.errors import BadInput
-from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
-from outpace.engine.method import Method
 from outpace.engine.populations.group import free_memory
-from outpace.engine.replay import replayable
 from outpace.methods.bindings import Bindings
 from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads
 from outpace.methods.registry import Context, build
@@ -47,35 +42,8 @@ MINUTES = 5.0
 BATCHES = (1, 4, 16)
 PROMPTS = 64
 """Most prompts that are answered."""
-_TRIED = 3
-"""Draft tokens of the chain by which a draft model's levels are timed."""
 _KEPT = 0.4
 """Share of a batch's time that earlier batches leave to it."""
-_CLOSE = 1.01
-"""A shape must be expected to be so much better than the method's own choice in every round."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A shape at one batch. ``how`` acceptance was found: replayed, decoded or teacher-forced. ``draft_steps``: what
-    drafting takes in a round, in autoregressive ones, where it was not run with the rounds."""
-
-    shape: Shape
-    method: Method
-    played: Played
-    how: str
-    guess: Prediction
-    draft_steps: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """A candidate at one batch, all its shapes and the ``best`` of them with its trial, where there was time for it."""
-
-    candidate: Candidate
-    found: list[_Found]
-    best: _Found
-    trial: Trial | None
 
 
 def advise(
@@ -177,7 +145,7 @@ class _Advising:
         free, kept = free_memory(self.target), kept_bytes(self.target, lengths, layers)
         for batch in self.batches:
             beside = kept + batch * sum(one.kv_bytes(None, max(lengths)) for one in drafts)
-            # In a trial as many requests are decoded autoregressively beside those of the candidate.
+            # In a trial as many requests of a probe are decoded beside those of the candidate.
             if not fits(self.target, 2 * batch, max(lengths), free - beside):
                 raise BadInput(
                     f"--batch {batch}: the K/V of {batch} requests of {max(lengths)} tokens, with a candidate and "
@@ -208,109 +176,17 @@ class _Advising:
                     continue
                 self.work.cost(batch)
                 kept = 0.0  # for the first candidate of later batches at least
-                tried: list[_Tried] = []
+                comparing = Comparison(self.work, self.engine, batch)
                 for one in offered:
-                    tried += self._candidate(one, built[one.method], batch, kept)
+                    comparing.measure(one, built[one.method], kept)
                     kept = later * _KEPT * self.timer.whole / len(self.batches)
-                rows += [self._row(each, batch) for each in tried]
+                found, offers = comparing.outcome()
+                rows += found
+                self.offers += offers
                 self.work.note_unsteady(batch)
         finally:
             self.work.close()
         return self._report(rows)
-
-    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int, kept: float) -> list[_Tried]:
-        """What was found of it, unless no more than ``kept`` seconds are left."""
-        with stage(f"{one.method}, batch {batch}", brief=True):
-            if self.timer.left < kept:
-                self.work.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
-                return []
-            found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
-            if not found:
-                self.work.notes.append(
-                    f"{one.method} was not measured at batch {batch}: it would take too long, "
-                    "requests join in nearly every round, or answers end in their first one."
-                )
-                return []
-            best = max(found, key=lambda each: each.guess.speedup)
-            own = next((each for each in found if not each.shape.settings), None)
-            if own is not None and best.guess.speedup < _CLOSE * own.guess.speedup:
-                best = own
-            return [_Tried(one, found, best, self.work.trial(best.method, batch))]
-
-    def _row(self, tried: _Tried, batch: int) -> Row:
-        """Its row, once all trials of the batch have been run: what the machine was like in them holds for all."""
-        one, best = tried.candidate, tried.best
-        prediction = self._predicted(best, tried.trial, batch)
-        # What the trial has shown of the best one holds for the others of the method too.
-        for each in tried.found:
-            share = each.guess.speedup / best.guess.speedup
-            speedup, lower = share * prediction.speedup, share * prediction.interval[0]
-            self.offers.append(Offer(one.method, each.shape, speedup, lower, one.head, batch))
-        return Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)
-
-    def _predicted(self, best: _Found, trial: Trial | None, batch: int) -> Prediction:
-        """Rounds of a trial are outpace's own: of another engine's only the draft's time, in autoregressive rounds, is
-        taken over."""
-        own, costs = self.work.own[batch], self.work.costs[batch]
-        noise, untried = self.work.noise(batch), self.work.untried
-        if costs is not own or self.engine != "outpace":
-            steps = best.draft_steps
-            if trial is not None and steps != 0.0:  # 0: the engine's rounds hold what drafting takes
-                steps = float(trial.draft_steps()[0])
-            return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
-        steps, slowdowns = best.draft_steps if trial is None else None, self.work.slowdowns(batch)
-        found = predict(best.played, costs, trial, draft_steps=steps, slowdowns=slowdowns, noise=noise, untried=untried)
-        if trial is not None:
-            self.work.tried(best.guess.speedup, found.speedup)
-        return found
-
-    def _played(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
-        found: list[_Found] = []
-        costs = self.work.costs[batch]
-        for shape, method in zip(one.shapes, methods, strict=True):
-            if found and self.timer.left < TRIALS * self.timer.whole:
-                break
-            # Replays of a draft model run all of its forwards.
-            free = replayable(method, self.params) and not one.runs_models
-            answers = self.work.answers if free else self.work.affordable(batch, len(one.shapes))
-            if not free and len(answers) < LEAST_PROMPTS:
-                continue
-            plain = self.work.plain_rounds(batch)[: len(answers)]
-            each = of_records(answers, self.work.rounds(answers, method, batch), costs, plain)
-            if not each.plain.sum():  # the answers end in their first round
-                continue
-            how = "replayed" if replayable(method, self.params) else "decoded"
-            own = self.work.own[batch]
-            steps = None
-            if costs is not own:
-                # Drafts take as many autoregressive rounds of another engine as of this one, which has made them; but
-                # its own rounds, as they were measured, hold what it takes to copy.
-                copies = one.head is None and not one.runs_models
-                steps = 0.0 if copies else float(each.drafting.sum() / (max(each.asked.sum(), 1e-9) * own.step))
-            found.append(_Found(shape, method, each, how, predict(each, costs, None, draft_steps=steps), steps))
-        return found
-
-    def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
-        """Chains of fixed length need a trial, which shows what drafting takes; there is none where time is short."""
-        costs = self.work.costs[batch]
-        middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
-        trial = self.work.trial(methods[middle], batch)
-        found: list[_Found] = []
-        for shape, method in zip(one.shapes, methods, strict=True):
-            if not shape.chain:  # lengths that are chosen in each round: by running the draft model
-                found += self._played(replace(one, shapes=(shape,)), [method], batch)
-                continue
-            if trial is None:
-                continue
-            ratios = self.work.ratios(methods[0])
-            answers, plain = self.work.answers[: len(ratios)], self.work.plain_rounds(batch)[: len(ratios)]
-            each = of_chains(answers, ratios, shape.chain, costs, plain)
-            if not each.plain.sum():
-                continue
-            steps = float(trial.draft_steps()[0]) * shape.chain / max(1, one.shapes[middle].chain)
-            guess = predict(each, costs, None, draft_steps=steps)
-            found.append(_Found(shape, method, each, "teacher-forced", guess, steps))
-        return found
 
     def _advised(self, chosen: Recommendation) -> Offer | None:
         """What outpace's command is for: the shape and batch of the recommendation's settings."""
@@ -323,7 +199,7 @@ class _Advising:
     def _report(self, rows: Seq[Row]) -> AdviceReport:
         if not rows:
             raise BadInput("no candidate could be measured within --minutes; give more minutes")
-        costs = self.work.costs
+        costs = self.work.usual_costs()
         chosen = recommend(rows, costs, self.batches)
         lines = commands(self.typed, self._advised(chosen), self.offers)
         result: dict[str, Any] = {
@@ -345,7 +221,7 @@ class _Advising:
                     "draft_tokens": [int(size) for size in one.sizes],
                     "relative": [float(value) for value in one.relative_sizes()],
                     "step_seconds": one.step,
-                    "assumed": self.engine != "outpace" and one is self.work.own.get(batch),
+                    "assumed": self.engine != "outpace" and not self.work.measured_elsewhere(batch),
                 }
                 for batch, one in costs.items()
             },
@@ -365,7 +241,7 @@ class _Advising:
 
     def _of_other_engines(self, lines: Mapping[str, str]) -> list[str]:
         """Whose costs the other engines' commands rest on."""
-        measured = any(one is not self.work.own.get(batch) for batch, one in self.work.costs.items())
+        measured = any(map(self.work.measured_elsewhere, self.work.costs))
         whose = self.engine if measured else "outpace"
         others = [one for one, line in lines.items() if one not in (self.engine, whose) and not line.startswith("#")]
         if not others:

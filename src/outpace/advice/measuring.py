@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from outpace.advice.prediction import UNTRIED, machine_noise, plain_rounds
-from outpace.advice.round_costs import Figures, RoundCosts, mean_undisturbed, measure_rounds
+from outpace.advice.round_costs import Figures, RoundCosts, measure_rounds
 from outpace.advice.trial import Trial, run_trial
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -32,8 +34,8 @@ _TOGETHER = 8
 """Prompts that are answered at once."""
 _ANSWERS, _ROUNDS, TRIALS, _DECODED = 0.2, 0.25, 0.3, 0.2
 """Shares of the time: for answers, for costs of rounds, for trials, and for methods that have to decode."""
-_STEADY = 1.15
-"""A machine whose rounds with drafts are at all moments within this factor."""
+_STEADY = 1.25
+"""Factor within which what the same rounds with drafts take at different moments is not worth a note."""
 _LONGEST = 12.0
 """Seconds after which a batch's rounds are known well enough."""
 
@@ -127,7 +129,7 @@ class Measurements:
             costs = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
         self.own[batch] = costs
         self._turns[batch] = [costs.plain_turns()]
-        self._slowdowns[batch] = [_mean(costs.slowdowns())]
+        self._slowdowns[batch] = [float(np.mean(costs.slowdowns()))]
         self.costs.setdefault(batch, self.own[batch])
 
     def rounds(self, answers: Seq[KnownAnswer], method: Method, batch: int) -> list[RoundRecord]:
@@ -150,21 +152,31 @@ class Measurements:
         return machine_noise(self._turns[batch])
 
     def slowdowns(self, batch: int) -> list[float]:
-        """How many times as long as by the own costs rounds with drafts took in autoregressive ones: when these were
-        measured, and in each trial. Each counts once: what else runs on a machine does so for seconds to minutes."""
-        return self._slowdowns[batch]
+        """How many times as long as by the costs rounds with drafts took beside autoregressive ones: when these were
+        measured, and in each trial so far. Each counts once: a machine stays as it is for seconds to minutes. Those of
+        another engine that was measured are not known."""
+        return [1.0] if self.measured_elsewhere(batch) else self._slowdowns[batch]
+
+    def measured_elsewhere(self, batch: int) -> bool:
+        """Whether the costs are those of another engine."""
+        return self.costs[batch] is not self.own.get(batch)
+
+    def usual_costs(self) -> dict[int, RoundCosts]:
+        """Costs by batch, at the mean of all moments."""
+        return {batch: one.slowed(float(np.mean(self.slowdowns(batch)))) for batch, one in self.costs.items()}
 
     def note_unsteady(self, batch: int) -> None:
         """Say so where the machine was not the same at all moments."""
-        least, most = min(self._slowdowns[batch]), max(self._slowdowns[batch])
+        least, most = min(self.slowdowns(batch)), max(self.slowdowns(batch))
         if most > _STEADY * least:
             self.notes.append(
-                f"At batch {batch} rounds with drafts took up to {most / least:.1f} times as long at some moments as at "
-                "others: something else uses the processor, and speed-ups change with it."
+                f"At batch {batch} rounds with drafts took up to {most / least:.1f} times as long at some moments as "
+                "at others, and speed-ups change with that. Perhaps other programs, or other guests of its host, use "
+                "this machine."
             )
 
     def tried(self, guess: float, found: float) -> None:
-        """A trial has changed an expected speed-up."""
+        """A trial has changed a speed-up that was expected for the same moments of the machine."""
         self._surprises.append(math.log(found / guess))
 
     @property
@@ -205,9 +217,5 @@ class Measurements:
         found = run_trial(self.target, self.answers, method, self.own[batch], share)
         if found is not None:
             self._turns[batch].append(found.plain_turns())
-            self._slowdowns[batch].append(_mean(found.slowdowns()))
+            self._slowdowns[batch].append(float(np.mean(found.slowdowns())))
         return found
-
-
-def _mean(slowdowns: Figures) -> float:
-    return float(mean_undisturbed(slowdowns)[0])

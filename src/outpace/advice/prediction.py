@@ -36,6 +36,8 @@ FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
 _STRETCH = 6
 """Rounds of a replay that are resampled together."""
+_STATE = 3
+"""Moments of the machine, likewise: it often stays as it is from one trial to the next."""
 UNTRIED = 0.1
 """Standard deviation of the logarithm of measured over predicted speed-ups of a candidate whose rounds were not tried,
 where no other candidate's were either."""
@@ -192,7 +194,8 @@ def predict(
     """The speed-up of what was played.
 
     ``draft_steps``: what drafting takes in a round, in autoregressive rounds, where it was neither replayed nor tried.
-    ``slowdowns``: of rounds with drafts, beside autoregressive ones, at different moments, in those of ``costs``.
+    ``slowdowns``: how many times as long as by ``costs`` rounds with drafts took beside autoregressive ones, at
+    different moments in their order.
     ``noise``: of the machine (:func:`machine_noise`). A measurement decodes as many prompts as run at once in one
     stretch of time, with the method and without; its noise is the mean of so many. ``untried``: standard deviation of
     the logarithm of what a trial would have changed, where there was none.
@@ -203,7 +206,8 @@ def predict(
     seen, others = generator.multinomial(count, alike, size=(2, RESAMPLES)).astype(float)
     relative = costs.resampled(generator, RESAMPLES)
     moments = np.array(slowdowns)
-    ours, theirs = moments[generator.integers(len(moments), size=(2, RESAMPLES, len(moments)))].mean(axis=2)
+    stretch = max(1, min(_STATE, len(moments) // 2))
+    ours, theirs = (moments[_blocks(generator, len(moments), stretch)].mean(axis=1) for _ in range(2))
     slow = moments.mean(keepdims=True)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
     early = None if trial is None else played.early[: len(trial.plain)]
@@ -240,8 +244,8 @@ def _times(
     early: Figures,
 ) -> tuple[Figures, Figures]:
     """Autoregressive rounds that verifying and drafting take, (resamples,) each. ``slow``: how many times as long as by
-    ``relative`` rounds with drafts take. ``early``: seconds that drafting took
-    in the replays of a trial's rounds, (resamples,) or (1,)."""
+    ``relative`` rounds with drafts take. ``early``: seconds that drafting took in the replays of a trial's rounds,
+    (resamples,) or (1,)."""
     rounds = shares @ played.rounds
     each = relative @ costs.weights(played.sizes)
     excess = np.ones((1, 2)) if trial is None else trial.excess(costs, drawn)
@@ -280,8 +284,8 @@ def _drafting(
     return scaled
 
 
-def _blocks(generator: np.random.Generator, count: int) -> Indices:
+def _blocks(generator: np.random.Generator, count: int, stretch: int = _STRETCH) -> Indices:
     """(RESAMPLES, count): rounds of each resample, drawn in stretches: neighbours are alike."""
-    begins = generator.integers(count, size=(RESAMPLES, -(-count // _STRETCH)))
-    found = (begins[:, :, None] + np.arange(_STRETCH)) % count
+    begins = generator.integers(count, size=(RESAMPLES, -(-count // stretch)))
+    found = (begins[:, :, None] + np.arange(stretch)) % count
     return found.reshape(RESAMPLES, -1)[:, :count]

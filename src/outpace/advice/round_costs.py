@@ -76,9 +76,7 @@ class RoundCosts(Costs):
         self.batch = batch
         self.sizes = np.asarray(sizes, float)
         self.blocks = np.asarray(blocks, float)
-        # A machine that is slow for the time of a block makes all its sizes slow.
-        level = np.median(self.blocks / np.median(self.blocks, axis=0), axis=1, keepdims=True)
-        self._steady: Figures = self.blocks / level
+        self._steady = _steady(self.blocks)
         self._usual = _isotonic(np.median(self._steady, axis=0)[None, :])[0]
 
     @property
@@ -110,11 +108,22 @@ class RoundCosts(Costs):
         return found
 
     def slowdowns(self) -> Figures:
-        """(B,): how many times as long as usual rounds with a draft took in each block, in autoregressive rounds."""
+        """(B,): how many times as long as in the usual block rounds with a draft took in each, beside autoregressive
+        ones."""
         if len(self.sizes) == 1:
             return np.ones(len(self.blocks))
         found: Figures = np.median(self.blocks[:, 1:] / self.blocks[:, :1] / self.relative_sizes()[1:], axis=1)
         return found
+
+    def slowed(self, times: float) -> RoundCosts:
+        """Where rounds with a draft take so many times as long beside autoregressive ones."""
+        factors = np.where(self.sizes > 0, times, 1.0)
+        return RoundCosts(self.batch, self.sizes.tolist(), self.blocks * factors, self.weights_of)
+
+    def nearest_size(self, draft_tokens: float) -> int:
+        """The measured size with drafts that is nearest."""
+        sizes = self.sizes[self.sizes > 0]
+        return int(sizes[np.argmin(np.abs(sizes - draft_tokens))])
 
     def weights(self, draft_tokens: Figures) -> Figures:
         """(S, K): what each measured size counts for rounds with ``draft_tokens`` (K,) in them."""
@@ -141,6 +150,16 @@ class RoundCosts(Costs):
         usual = _isotonic(np.median(self._steady[drawn], axis=1))
         relative: Figures = usual / usual[:, :1]
         return relative
+
+
+def _steady(blocks: Figures) -> Figures:
+    """(B, S): blocks on a machine that is the same in all of them. One that is slow for the time of a block makes all
+    of its sizes slow, and those with drafts more than autoregressive rounds, or less (:meth:`RoundCosts.slowdowns`)."""
+    plain, drafts = blocks[:, :1], blocks[:, 1:]
+    steady = [np.broadcast_to(np.median(plain), plain.shape)]
+    if drafts.size:
+        steady.append(drafts / np.median(drafts / np.median(drafts, axis=0), axis=1, keepdims=True))
+    return np.concatenate(steady, axis=1)
 
 
 def _isotonic(costs: Figures) -> Figures:

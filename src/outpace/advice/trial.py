@@ -1,5 +1,5 @@
 """Trials: a few real rounds of a candidate, by turns with autoregressive rounds of as many requests, and with rounds of
-a probe that drafts as many tokens as the candidate has.
+a probe that drafts about as many tokens as the candidate has.
 
 A turn is several rounds, and its first one does not count: drafts and forwards find the caches as rounds of the same
 method leave them. Trials show what replays cannot: what drafting takes when the target has run in between, and how much
@@ -7,9 +7,9 @@ longer the candidate's rounds take than the probe's, which drafts known tokens. 
 Resamples draw turns, and rounds within them: a machine that is slow is so for a while.
 
 The probe also shows how much longer rounds with drafts take at the time of the trial than when costs were measured.
-A processor that is shared with others is slow for several rows at some moments and not at others, while one row takes
-as long; it stays so for seconds to minutes. That is the machine's doing and not the candidate's, so all predictions of
-a batch share what all of its trials have seen (:func:`outpace.advice.prediction.predict`).
+A processor that is shared with others is slow for many rows at some moments and not at others, and less so for few; it
+stays so for seconds to minutes. That is the machine's doing and not the candidate's, so all predictions of a batch
+share what all of its trials have seen (:func:`outpace.advice.prediction.predict`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run_trial(
     rows: list[tuple[float, float, float, float, float, float]] = []
     joining: list[tuple[int, float]] = []
     known: list[Generation] = []
-    number, typical = 0, 2 * batch
+    number, typical = 0, costs.nearest_size(2 * batch)
     began = perf_counter()
     try:
         while len(rows) < _MOST:
@@ -146,7 +146,8 @@ def run_trial(
                     joining.append((joined, found.draft_seconds))
                 elif place:
                     turn.append((found.draft_tokens, found.draft_seconds, found.verify_seconds / costs.weight(found)))
-            typical = round(float(np.median([size for size, _, _ in turn if size] or [typical])))
+            # What costs are between sizes is a guess, and that is the candidate's excess.
+            typical = costs.nearest_size(float(np.median([size for size, _, _ in turn if size] or [typical])))
             expected = plain * costs.seconds(batch + typical) / costs.step
             slowdown = probe.turn(typical, _BESIDE) / expected
             rows += [(plain, *each, number, slowdown) for each in turn]
