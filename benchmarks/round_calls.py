@@ -52,7 +52,9 @@ class MadeUp(ForwardCosts):
     def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
         return self.seconds(rows, context)
 
-    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
+    def round_seconds(
+        self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False, sampled: bool = False
+    ) -> float:
         return self.seconds(rows, context)
 
     def once(self, name: str, measure: Callable[[], float]) -> float:

@@ -1,4 +1,4 @@
-"""Recorded costs beside what rounds take in truth: live ratios for greedy requests, and tables of a busy machine."""
+"""Recorded costs beside what rounds take in truth: live ratios of greedy and of sampled rounds, and busy machines."""
 
 from __future__ import annotations
 
@@ -104,6 +104,23 @@ def test_rounds_of_sampled_requests_leave_greedy_ones_their_costs() -> None:
     assert costs.round_seconds(6, 10, live=True) == costs.seconds(6, 10)
 
 
+def test_sampled_requests_that_need_not_repeat_go_by_what_sampled_rounds_take() -> None:
+    costs = Busy(1.0)
+    model, sampled = CostModel(costs), RequestMetrics(sampled=True)
+    recorded = model.budget(sampled, 1, repeatable=True).relative_costs
+    for _ in range(64):
+        rounds(costs, 1, rows=1)
+        rounds(costs, 1, rows=6, factor=2.0)
+    before = model.budget(sampled, 1).relative_costs
+    assert before == model.budget(RequestMetrics(), 1).relative_costs, "none was timed: as greedy rounds take"
+    for _ in range(64):
+        rounds(costs, 1, rows=1, greedy=False)
+        rounds(costs, 1, rows=6, factor=4.0, greedy=False)
+    live = model.budget(sampled, 1).relative_costs
+    assert live[5] > 1.5 * model.budget(RequestMetrics(), 1).relative_costs[5]
+    assert model.budget(sampled, 1, repeatable=True).relative_costs == recorded
+
+
 def test_nothing_is_measured_for_a_round_whose_costs_nobody_has_asked_for() -> None:
     costs = Busy(1.0)
     rounds(costs, 40)
@@ -117,10 +134,10 @@ def test_a_size_that_was_not_timed_takes_the_ratio_of_all() -> None:
     times = RoundTimes()
     assert times.ratio(4) == 1.0
     for _ in range(20):
-        times.add(1, 1.2, greedy=True)
+        times.add(1, 1.2)
     assert times.ratio(4) == pytest.approx(1.2)
     for _ in range(64):
-        times.add(4, 2.0, greedy=True)
+        times.add(4, 2.0)
     assert 1.5 < times.ratio(4) <= 2.5
 
 
@@ -132,12 +149,12 @@ def beside(times: RoundTimes, rows: int) -> float:
 def test_a_machine_that_is_slow_for_a_while_makes_no_size_dearer_than_another() -> None:
     times = RoundTimes()
     for _ in range(64):
-        times.add(1, 1.0, greedy=True)
-        times.add(6, 1.1, greedy=True)
+        times.add(1, 1.0)
+        times.add(6, 1.1)
     for number in range(20):  # as bad as it gets: most rounds of this while are of one size
-        times.add(1 if number % 4 == 3 else 6, 1.6 if number % 4 == 3 else 1.76, greedy=True)
+        times.add(1 if number % 4 == 3 else 6, 1.6 if number % 4 == 3 else 1.76)
     for _ in range(64):
-        times.add(1, 1.0, greedy=True)
+        times.add(1, 1.0)
     assert 1.0 < beside(times, 6) < 1.2
 
 
@@ -145,11 +162,11 @@ def test_a_size_that_was_slow_at_first_is_not_dear_for_ever() -> None:
     """Nobody drafts so many tokens while they are dear: so no round shows that they no longer are."""
     times = RoundTimes()
     for _ in range(15):
-        times.add(1, 1.0, greedy=True)
-        times.add(6, 2.0, greedy=True)
+        times.add(1, 1.0)
+        times.add(6, 2.0)
     assert beside(times, 6) > 1.5
     for _ in range(256):
-        times.add(1, 1.0, greedy=True)
+        times.add(1, 1.0)
     assert beside(times, 6) < 1.1
 
 
@@ -166,6 +183,6 @@ def test_a_recorded_draft_that_proves_too_long_is_replaced() -> None:
 def test_a_round_that_was_held_up_does_not_make_the_others_seem_quick() -> None:
     times = RoundTimes()
     for number in range(1, 65):
-        times.add(1 if number % 2 else 6, 150.0 if number == 40 else 1.05, greedy=True)
+        times.add(1 if number % 2 else 6, 150.0 if number == 40 else 1.05)
     assert times.ratio(1) == pytest.approx(1.05, rel=0.25)
     assert times.ratio(6) == pytest.approx(1.05, rel=0.25)

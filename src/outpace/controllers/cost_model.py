@@ -36,7 +36,7 @@ class CostModel(Controller):
         self._costs = costs
         self._most = most
         self._width = width
-        self._known: dict[tuple[int, int, int, bool], Budget] = {}
+        self._known: dict[tuple[int, int, int, bool, bool], Budget] = {}
         self._version = costs.version
 
     def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
@@ -44,19 +44,19 @@ class CostModel(Controller):
         if self._version != version:
             self._version = version
             self._known.clear()
-        known = batch, context, threads(), repeatable
+        known = batch, context, threads(), repeatable, metrics.sampled
         found = self._known.get(known)
         if found is None:  # asked for every request in every round
-            found = self._known[known] = self._budget(batch, context, live=not repeatable)
+            found = self._known[known] = self._budget(batch, context, live=not repeatable, sampled=metrics.sampled)
         return found
 
-    def _budget(self, batch: int, context: int, *, live: bool) -> Budget:
+    def _budget(self, batch: int, context: int, *, live: bool, sampled: bool) -> Budget:
         batch = 1 if self._costs.fixed else batch
         predictor, relative_costs = Predictor(self._costs), [1.0]
 
         def extend(most: int) -> None:
             counts = range(len(relative_costs), most + 1)
-            relative_costs.extend(predictor.relative_costs(counts, batch, context, live=live))
+            relative_costs.extend(predictor.relative_costs(counts, batch, context, live=live, sampled=sampled))
 
         extend(_LIMIT if self._most is None else self._most)
         longest = batch * LONGEST if self._most is None else batch * self._most

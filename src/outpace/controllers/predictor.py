@@ -139,24 +139,28 @@ class Predictor:
         """Steps of a round without its draft, with ``nodes`` draft tokens for each of ``batch`` requests."""
         return self.target.relative(nodes, batch, context)
 
-    def relative_costs(self, counts: Iterable[int], batch: int, context: int, *, live: bool) -> list[float]:
+    def relative_costs(
+        self, counts: Iterable[int], batch: int, context: int, *, live: bool, sampled: bool = False
+    ) -> list[float]:
         """Steps of rounds with ``counts`` draft tokens in the whole batch, :data:`MARGIN` of one request included.
 
-        ``live``: as rounds of greedy requests have turned out to take in this process.
+        ``live``: as rounds have turned out to take in this process, of greedy requests or of ``sampled`` ones.
         """
-        step = self.round_seconds(0, batch, context, live=live)
+        step = self.round_seconds(0, batch, context, live=live, sampled=sampled)
         margin = (MARGIN - 1.0) / batch
         growth = CAUTION if batch > 1 and not live else 1.0
         return [
             1.0
             if not more
-            else 1.0 + margin + growth * (self.round_seconds(more, batch, context, live=live) / step - 1.0)
+            else 1.0
+            + margin
+            + growth * (self.round_seconds(more, batch, context, live=live, sampled=sampled) / step - 1.0)
             for more in counts
         ]
 
-    def round_seconds(self, more: int, batch: int, context: int, *, live: bool = False) -> float:
+    def round_seconds(self, more: int, batch: int, context: int, *, live: bool = False, sampled: bool = False) -> float:
         """Seconds of a round of ``batch`` requests with ``more`` draft tokens in all, without its draft."""
-        return self.target.round_seconds(batch + more, context, batch=batch, live=live)
+        return self.target.round_seconds(batch + more, context, batch=batch, live=live, sampled=sampled)
 
     def steps(self, widths: Iterable[int], models: int = 1, batch: int = 1, context: int = 0) -> Iterator[float]:
         """Steps of rounds with drafts of 1, 2, ... levels, their drafting included: level d drafts after ``widths[d]``
@@ -168,13 +172,20 @@ class Predictor:
             yield MARGIN * self.verification(total, batch, context) + next(spent)
 
     def draft_steps(
-        self, seconds: Callable[[], float], nominal: float, batch: int, context: int, *, live: bool
+        self,
+        seconds: Callable[[], float],
+        nominal: float,
+        batch: int,
+        context: int,
+        *,
+        live: bool,
+        sampled: bool = False,
     ) -> float:
         """A draft of ``seconds()`` in autoregressive rounds of ``batch`` requests; ``nominal`` where costs are fixed.
-        ``live``: as for :meth:`relative_costs`."""
+        ``live``, ``sampled``: as for :meth:`relative_costs`."""
         if self.target.fixed:
             return nominal
-        return seconds() / self.round_seconds(0, batch, context, live=live)
+        return seconds() / self.round_seconds(0, batch, context, live=live, sampled=sampled)
 
     def forecast(
         self, probs: Seq[float], *, nodes: int | None = None, drafted: float = 0.0, batch: int = 1, context: int = 0

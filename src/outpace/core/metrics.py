@@ -54,6 +54,8 @@ class CacheUse:
 class RequestMetrics:
     """Counters of one request, and the figures defined from them."""
 
+    sampled: bool = False
+    """Whether it draws its tokens: its rounds take other times than greedy ones."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Of the prompt's tokens, those whose K/V another request had left."""

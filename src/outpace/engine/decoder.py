@@ -90,6 +90,7 @@ class Decoder:
             started=perf_counter(),
         )
         generation.metrics.prompt_tokens = len(request.prompt)
+        generation.metrics.sampled = not request.params.greedy
         if (population := request.population) is not None:
             generation.group = Group(request, population, sequence, self.target.context_length, self.tokenizer)
         self._joining.append(generation)

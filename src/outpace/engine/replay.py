@@ -272,8 +272,10 @@ class _Unmoved(Costs):
     def reading(self, rows: int, context: int = 0) -> float:
         return self._costs.reading(rows, context)
 
-    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
-        return self._costs.round_seconds(rows, context, batch=batch, live=live)
+    def round_seconds(
+        self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False, sampled: bool = False
+    ) -> float:
+        return self._costs.round_seconds(rows, context, batch=batch, live=live, sampled=sampled)
 
     @property
     def version(self) -> int:

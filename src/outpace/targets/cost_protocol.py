@@ -56,10 +56,12 @@ class Costs(ABC):
         """A round with ``count`` draft tokens for each of ``batch`` requests, in autoregressive steps of the batch."""
         return self.even(batch * (1 + count), batch, context) / self.even(batch, batch, context)
 
-    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
-        """Of a whole round over ``rows`` rows of ``batch`` requests, without its draft. ``live``: as rounds of greedy
-        requests have turned out to take in this process; otherwise as recorded, so that the same seed gives the same
-        answer."""
+    def round_seconds(
+        self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False, sampled: bool = False
+    ) -> float:
+        """Of a whole round over ``rows`` rows of ``batch`` requests, without its draft. ``live``: as rounds have turned
+        out to take in this process, of greedy requests or of ``sampled`` ones; otherwise as recorded, so that the same
+        seed gives the same answer."""
         return self.even(rows, batch, context) + self.overhead
 
     def took(self, rows: int, context: int, seconds: float, *, greedy: bool, batch: int = 1) -> None:  # noqa: B027

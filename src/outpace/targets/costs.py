@@ -63,7 +63,8 @@ class ForwardCosts(Costs):
         self._lines: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         """What follows from the points: by rows, place among the contexts and threads the seconds after the shorter
         context, how many more each token after it takes, and that context."""
-        self._rounds = RoundTimes()
+        self._rounds = {False: RoundTimes(), True: RoundTimes()}
+        """By whether requests sample, which takes time of its own."""
         self._contexts = [size for size in CONTEXTS if size + _CHAIN <= target.context_length] or [1]
         self._batches = BatchForwards(target, self.table, name, self._contexts, self.seconds, self._time)
         self._reading = PromptReading(target, self.table, name, self._now)
@@ -76,15 +77,20 @@ class ForwardCosts(Costs):
 
     @property
     def version(self) -> int:
-        return self._rounds.version
+        return sum(one.version for one in self._rounds.values())
 
     @property
     def measurements(self) -> int:
         return self.table.measured
 
-    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
+    def round_seconds(
+        self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False, sampled: bool = False
+    ) -> float:
         forward = self.even(rows, batch, context)
-        return forward * self._rounds.ratio(rows) if live else forward + self.overhead
+        if not live:
+            return forward + self.overhead
+        timed = self._rounds[sampled and self._rounds[True].known]  # until one was, as greedy ones take
+        return forward * timed.ratio(rows)
 
     def took(self, rows: int, context: int, seconds: float, *, greedy: bool, batch: int = 1) -> None:
         """Costs that whole rounds have come to undercut were measured on a busy machine: they are measured again.
@@ -94,8 +100,9 @@ class ForwardCosts(Costs):
         known = batch <= 1 and (rows, self._place(context), threads()) in self._lines
         if not known and not self._measures(rows, context, batch):  # nobody has asked for such costs
             return
-        if self._rounds.add(rows, seconds / self.even(rows, batch, context), greedy=greedy):
-            self._rounds.doubt()
+        if self._rounds[not greedy].add(rows, seconds / self.even(rows, batch, context)):
+            for one in self._rounds.values():
+                one.doubt()
             self.table.forget(f"{self._name} of ")
             self._bounds |= self._points
             self._points.clear()

@@ -52,21 +52,22 @@ class RoundTimes:
         self._rounds = 0
         self._doubts, self._doubted = 0, 0
 
-    def add(self, rows: int, ratio: float, *, greedy: bool) -> bool:
-        """A round over ``rows`` rows took ``ratio`` times the table's forward. Returns whether the table is wrong.
+    @property
+    def known(self) -> bool:
+        """Whether any round was timed."""
+        return bool(self._all)
 
-        Only greedy requests' rounds count for :meth:`ratio`: sampling takes time of its own.
-        """
+    def add(self, rows: int, ratio: float) -> bool:
+        """A round over ``rows`` rows took ``ratio`` times the table's forward. Returns whether the table is wrong."""
         self._rounds += 1
         size = rows.bit_length()
-        if greedy:
-            undisturbed = min(ratio, _OUTLIER * median(self._all)) if self._all else ratio
-            self._now.append(undisturbed)
-            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(undisturbed / fmean(self._now))
-            self._last[size] = self._rounds
-            self._all.append(ratio)
-            if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:
-                self.version += 1
+        undisturbed = min(ratio, _OUTLIER * median(self._all)) if self._all else ratio
+        self._now.append(undisturbed)
+        self._beside.setdefault(size, deque(maxlen=_KEPT)).append(undisturbed / fmean(self._now))
+        self._last[size] = self._rounds
+        self._all.append(ratio)
+        if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:
+            self.version += 1
         seen = self._quickest.setdefault(size, deque(maxlen=_KEPT))
         seen.append(ratio)
         wrong = ratio < TOO_LONG and len(seen) == _KEPT and median(seen) < TOO_LONG

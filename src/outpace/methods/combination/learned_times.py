@@ -153,7 +153,7 @@ class LearnedTimes:
         found = self._steps.get((count, timed))
         if found is None:  # asked several times in every round
             found = self._steps[count, timed] = self._predictor.draft_steps(
-                lambda: self._seconds(count, timed), NOMINAL_DRAFT, *timed[:2], live=timed.live
+                lambda: self._seconds(count, timed), NOMINAL_DRAFT, *timed[:2], live=timed.live, sampled=timed.sampled
             )
         return found
 
@@ -184,7 +184,7 @@ class LearnedTimes:
         if not unread or not timed.live:
             return 0.0
         seconds = self.shared(timed.sampled).clock.reading(unread)
-        return self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
+        return self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True, sampled=timed.sampled)
 
     def took(self, count: int, unread: int, seconds: float, *, sampled: bool) -> None:
         """A draft for ``count`` requests took so long, which read ``unread`` tokens first. A recorded time of greedy
