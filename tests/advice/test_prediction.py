@@ -209,6 +209,14 @@ def test_slow_moments_are_seen_when_costs_are_measured_and_change_no_shape() -> 
     assert RoundCosts(1, [0], np.ones((3, 1))).slowdowns() == pytest.approx([1.0] * 3)
 
 
+def test_rounds_of_another_engine_that_differ_make_the_prediction_unsure() -> None:
+    """Its costs have one size with drafts, and no trials."""
+    generator = np.random.default_rng(2)
+    costs = RoundCosts(1, [0, 4], np.array([1.0, 1.4]) * generator.normal(1.0, 0.1, (12, 2)))
+    played = simple(np.full(8, 40.0), np.full(8, 20.0))
+    assert width(predict(played, costs, None, slowdowns=costs.slowdowns().tolist())) > 0.05
+
+
 def test_the_probe_drafts_as_many_tokens_as_costs_are_known_for() -> None:
     assert [LINE.nearest_size(tokens) for tokens in (0.0, 1.4, 2.6, 3.2, 60.0)] == [1, 1, 2, 4, 4]
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from outpace.controllers.cost_model import CostModel
 from outpace.core.metrics import RequestMetrics
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
+from outpace.methods.registry import Context, build
 from outpace.models.gguf_cache import CACHE_VARIABLE
 from outpace.targets.base import Sequence
 from outpace.targets.cost_table import CostTable, table_of
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.round_times import RoundTimes
-from outpace.targets.table import TableTarget
+from outpace.targets.table import TableTarget, random_table
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +90,7 @@ def test_a_second_busy_measurement_is_never_worse_than_the_first_and_is_not_repe
     assert costs.measured == measured
 
 
-def test_greedy_requests_go_by_what_rounds_take_and_sampled_ones_by_the_record() -> None:
+def test_requests_go_by_what_rounds_take_and_those_that_must_repeat_by_the_record() -> None:
     costs = Busy(1.0)
     model = CostModel(costs)
     recorded = model.budget(RequestMetrics(), 1, repeatable=True).relative_costs
@@ -119,6 +124,28 @@ def test_sampled_requests_that_need_not_repeat_go_by_what_sampled_rounds_take() 
     live = model.budget(sampled, 1).relative_costs
     assert live[5] > 1.5 * model.budget(RequestMetrics(), 1).relative_costs[5]
     assert model.budget(sampled, 1, repeatable=True).relative_costs == recorded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_of_a_request_count_for_its_kind_and_no_other(temperature: float) -> None:
+    target = TableTarget(12, random_table(12, 8))
+    target.costs = costs = Busy(1.0)
+    asked: set[tuple[bool, bool]] = set()
+    seconds = costs.round_seconds
+
+    def round_seconds(rows: int, context: int = 0, *, live: bool = False, sampled: bool = False, **more: Any) -> float:
+        asked.add((live, sampled))
+        return seconds(rows, context, live=live, sampled=sampled, **more)
+
+    costs.round_seconds = round_seconds  # type: ignore[method-assign]
+    decoder = Decoder(target)
+    params = SamplingParams(temperature=temperature, seed=1)
+    decoder.submit(Request((1, 2, 1), build("pld", Context(target)), params, 60, repeats=False))
+    decoder.run()
+    sampled = temperature > 0
+    assert asked == {(True, sampled)}
+    assert costs._rounds[sampled]._rounds > 0
+    assert costs._rounds[not sampled]._rounds == 0
 
 
 def test_nothing_is_measured_for_a_round_whose_costs_nobody_has_asked_for() -> None:

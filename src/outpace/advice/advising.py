@@ -7,7 +7,7 @@
 2. Rounds with so and so many draft tokens are timed for each batch (:mod:`outpace.advice.round_costs`).
 3. Each candidate decodes the answers once more, which are known by now: its target's forwards do not run
    (:mod:`outpace.engine.replay`, :mod:`outpace.engine.teacher_forcing`). That gives the accepted lengths of each round.
-4. The best length or tree of each candidate and batch is tried in a few real rounds, for its draft's time.
+4. The best length or tree of each candidate and batch is tried in a few real rounds, beside those of a probe.
 5. :mod:`outpace.advice.prediction` puts these together, :mod:`outpace.advice.recommendation` chooses.
 """
 

@@ -97,7 +97,7 @@ class Comparison:
         work, batch = self._work, self._batch
         costs = work.costs[batch]
         common: dict[str, Any] = {"noise": work.noise(batch), "slowdowns": work.slowdowns(batch)}
-        if self._engine != "outpace":
+        if self._engine != "outpace" or work.measured_elsewhere(batch):
             steps = best.draft_steps
             if trial is not None and steps != 0.0:  # 0: the engine's rounds hold what drafting takes
                 steps = float(trial.draft_steps()[0])

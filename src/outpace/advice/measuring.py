@@ -153,9 +153,11 @@ class Measurements:
 
     def slowdowns(self, batch: int) -> list[float]:
         """How many times as long as by the costs rounds with drafts took beside autoregressive ones: when these were
-        measured, and in each trial so far. Each counts once: a machine stays as it is for seconds to minutes. Those of
-        another engine that was measured are not known."""
-        return [1.0] if self.measured_elsewhere(batch) else self._slowdowns[batch]
+        measured, and in each trial so far. Each counts once: a machine stays as it is for seconds to minutes. Without
+        trials, and for another engine that was measured: in each block."""
+        if self.measured_elsewhere(batch) or len(self._slowdowns[batch]) == 1:
+            return [float(one) for one in self.costs[batch].slowdowns()]
+        return self._slowdowns[batch]
 
     def measured_elsewhere(self, batch: int) -> bool:
         """Whether the costs are those of another engine."""
@@ -167,8 +169,8 @@ class Measurements:
 
     def note_unsteady(self, batch: int) -> None:
         """Say so where the machine was not the same at all moments."""
-        least, most = min(self.slowdowns(batch)), max(self.slowdowns(batch))
-        if most > _STEADY * least:
+        least, most = min(self._slowdowns[batch]), max(self._slowdowns[batch])
+        if most > _STEADY * least and not self.measured_elsewhere(batch):
             self.notes.append(
                 f"At batch {batch} rounds with drafts took up to {most / least:.1f} times as long at some moments as "
                 "at others, and speed-ups change with that. Perhaps other programs, or other guests of its host, use "

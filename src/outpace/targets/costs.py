@@ -77,7 +77,7 @@ class ForwardCosts(Costs):
 
     @property
     def version(self) -> int:
-        return sum(one.version for one in self._rounds.values())
+        return self._rounds[False].version + self._rounds[True].version
 
     @property
     def measurements(self) -> int:

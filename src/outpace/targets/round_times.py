@@ -54,8 +54,8 @@ class RoundTimes:
 
     @property
     def known(self) -> bool:
-        """Whether any round was timed."""
-        return bool(self._all)
+        """Whether so many rounds were timed that they show more than one moment."""
+        return len(self._all) >= _NOW
 
     def add(self, rows: int, ratio: float) -> bool:
         """A round over ``rows`` rows took ``ratio`` times the table's forward. Returns whether the table is wrong."""
@@ -66,7 +66,7 @@ class RoundTimes:
         self._beside.setdefault(size, deque(maxlen=_KEPT)).append(undisturbed / fmean(self._now))
         self._last[size] = self._rounds
         self._all.append(ratio)
-        if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:
+        if self._rounds in (2, 4, 8) or len(self._all) == _NOW or self._rounds % _REFRESH == 0:
             self.version += 1
         seen = self._quickest.setdefault(size, deque(maxlen=_KEPT))
         seen.append(ratio)
