@@ -267,9 +267,9 @@ class Auto(MergedTrees[AutoState]):
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         free, learned = trees
-        if not free and self.parts[1].may_be_cut(learned, greedy=greedy):
+        if not free and not free.auxiliary_tokens:
             return learned  # its drafter has chosen its size
-        if not free or not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
+        if not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
             return super().unite(trees, budget, greedy=greedy)
         if self.parts[1].may_be_cut(learned, greedy=greedy):
             return mixed(free, learned, budget)
