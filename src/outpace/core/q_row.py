@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _places(ids: Tensor, token: int) -> list[int]:
+    """Where ``ids`` (n,) hold ``token``."""
+    if ids.is_cpu:  # once a draw: PyTorch takes ten times as long as NumPy for as little as this
+        found: list[int] = (ids.numpy() == token).nonzero()[0].tolist()
+        return found
+    return (ids == token).nonzero()[:, 0].tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class QRow:
     """The very distribution that a draw was sampled from, at its own precision.
@@ -30,7 +38,7 @@ class QRow:
 
     def prob(self, token: int) -> float:
         """q(token)."""
-        at = [token] if self.ids is None else (self.ids == token).nonzero()[:, 0].tolist()
+        at = [token] if self.ids is None else _places(self.ids, token)
         if isinstance(self.source, TokenDistribution):
             return sum(self.source[index] for index in at)
         probs = normalised(self.probs)

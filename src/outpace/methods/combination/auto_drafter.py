@@ -36,6 +36,8 @@ PATIENT, MOST_QUIET = 2, 10
 """Where the learned part is not asked although nothing is copied, the next rounds of a request that is alone do not
 decide again, as that takes time: one more for each of so many rounds that it has not been asked in, so many at most.
 Batches rest longer (:class:`~outpace.methods.combination.learned_times.BatchRest`)."""
+_KEPT = 64
+"""Budgets that are kept, at most."""
 
 
 class Auto(MergedTrees[AutoState]):
@@ -59,6 +61,9 @@ class Auto(MergedTrees[AutoState]):
         self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._asked = False
         """Whether the round under way asks for drafts."""
+        self._after: dict[tuple[int, int, float], tuple[Budget, tuple[float, ...], Budget]] = {}
+        """The free part's budgets beside drafts, last in each value; by the identities of what they were made of, which
+        the values hold, and by what the drafts take."""
         self._memory = {timed: Namespaces(partial(Yield, proven=proven), namespaces) for timed in (False, True)}
         """By whether drafts may depend on what the clocks of other requests show."""
 
@@ -93,6 +98,8 @@ class Auto(MergedTrees[AutoState]):
             state.asked, state.spent, state.drafted, state.steps, state.batch_rest = None, 0.0, None, None, None
             if alone is None:
                 state.rest = None
+            else:
+                state.rounds_together = None
         if len(self.parts) == 1:
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
@@ -100,7 +107,7 @@ class Auto(MergedTrees[AutoState]):
                 state.batch_rest = HOPELESS
             return self._alone(states, [TokenTree() for _ in states])
         self._asked = True
-        self._choose(states, budgets)
+        self._choose(states, budgets, _timing(states, budgets))
         for state, budget in zip(states, budgets, strict=True):
             costs = budget.relative_costs
             if costs and budget.base_tokens <= 1.0:  # of the request alone, whoever else is in the batch
@@ -110,27 +117,27 @@ class Auto(MergedTrees[AutoState]):
                     state.drafted = perf_counter(), cost, state.asked is not None
         return [state.united for state in states]
 
-    def _choose(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
+    def _choose(self, states: Seq[AutoState], budgets: Seq[Budget], timed: Timing) -> None:
         """Draft with the free part, and with the learned one for those requests with which that gains."""
         batch = max([int(one.base_tokens) for one in budgets])
         if batch > 1:
-            self._choose_in_batch(states, budgets, batch)
+            self._choose_in_batch(states, budgets, timed, batch)
             return
-        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets)))
+        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, timed)))
         for state, budget in zip(states, budgets, strict=True):  # costs do not depend on others, nor may the decision
-            self._choose_for(state, budget)
+            self._choose_for(state, budget, timed if len(states) == 1 else _timing([state], [budget]))
 
-    def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], batch: int) -> None:
+    def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], timed: Timing, batch: int) -> None:
         rest = self._rounds_of(states).rest_of(batch)
         for state in states:
             state.quiet, state.batch_rest = None, rest
         resting = rest.left > 0
-        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, asking=not resting)))
+        self._alone(states, self.ask_within(0, states, self._free_budgets(states, budgets, timed, asking=not resting)))
         if resting:
             for state in states:
                 state.known.passed(asked=False)
             return
-        self._decide(states, budgets, _timing(states, budgets))
+        self._decide(states, budgets, timed)
         if any(self.parts[1].ready(state.parts[1]) for state in states):  # else hidden states were left out, no more
             rest.decided(asked=any(state.asked is not None for state in states))
 
@@ -154,21 +161,34 @@ class Auto(MergedTrees[AutoState]):
         rests = [0 if one.batch_rest is None else one.batch_rest.left for one in states]
         return (*self.part_layers(0, states, idle), *self.part_layers(1, states, max(idle, min(rests) - 1)))
 
-    def _free_budgets(self, states: Seq[AutoState], budgets: Seq[Budget], *, asking: bool = True) -> list[Budget]:
+    def _free_budgets(
+        self, states: Seq[AutoState], budgets: Seq[Budget], timed: Timing, *, asking: bool = True
+    ) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
-        steps = 0.0
-        if asking and any(state.quiet is None for state in states):
-            steps = self.times.draft_steps(_timing(states, budgets), 1)
-        spent = [steps if state.quiet is None else 0.0 for state in states]
-        own = [(id(budget), taken) for budget, taken in zip(budgets, spent, strict=True)]
-        within = {key: _free_after(budget, key[1]) for key, budget in dict(zip(own, budgets, strict=True)).items()}
-        return [within[key] for key in own]
+        steps = self.times.draft_steps(timed, 1) if asking else 0.0
+        return [
+            self._free_after(budget, steps if state.quiet is None else 0.0)
+            for state, budget in zip(states, budgets, strict=True)
+        ]
 
-    def _choose_for(self, state: AutoState, budget: Budget) -> None:
+    def _free_after(self, budget: Budget, steps: float) -> Budget:
+        """The free part's budget in a round in which a draft has already taken ``steps``."""
+        own, costs = part_budget(budget, 0), budget.relative_costs
+        if not costs or (not steps and own.relative_costs is costs):
+            return own
+        key = id(own), id(costs), steps
+        found = self._after.get(key)
+        if found is None:  # requests share budgets, and have the same ones for many rounds
+            if len(self._after) >= _KEPT:
+                self._after.clear()
+            found = self._after[key] = own, costs, own.costing(raised(costs, steps))
+        return found[2]
+
+    def _choose_for(self, state: AutoState, budget: Budget, timed: Timing) -> None:
         """The same for one request, which shares its round with nobody."""
         if state.undecided():
-            self._decide([state], [budget], _timing([state], [budget]))
+            self._decide([state], [budget], timed)
             return
         assert state.quiet is not None
         state.quiet = max(0, state.quiet - 1)
@@ -319,9 +339,10 @@ class Auto(MergedTrees[AutoState]):
             self._saw_round(states, drafting=False)
 
     def _saw_round(self, states: Seq[AutoState], *, drafting: bool) -> None:
-        self._rounds_of(states).now += 1
         if all(state.sequence.timed for state in states):
             self._shared(states).saw_round(drafting=drafting)
+        else:
+            self._rounds_of(states).now += 1
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
@@ -340,12 +361,6 @@ def _hopeless(budgets: Seq[Budget]) -> bool:
         return False
     costs = mean_costs([budget.relative_costs for budget in budgets])
     return bool(costs) and most_rate(costs, base) < HOPE * base / costs[0]
-
-
-def _free_after(budget: Budget, steps: float) -> Budget:
-    """The free part's budget in a round in which a draft has already taken ``steps``."""
-    costs = raised(budget.relative_costs, steps) if steps else budget.relative_costs
-    return part_budget(budget, 0).costing(costs) if costs else part_budget(budget, 0)
 
 
 def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> Timing:

@@ -88,6 +88,8 @@ class Shared:
     rounds: BatchRests = field(default_factory=BatchRests)
 
     def saw_round(self, *, drafting: bool) -> None:
+        """A round has ended, in which drafts were asked for or not."""
+        self.rounds.now += 1
         self.drafting += (drafting - self.drafting) / _ROUNDS
 
 
