@@ -68,7 +68,9 @@ def test_a_draw_comes_from_what_the_likeliest_tokens_leave() -> None:
         right = (FLAT[0] / 0.8).softmax(-1)
         right[[IDS.index(token) for token in known]] = 0.0
         torch.testing.assert_close(row.dense(18)[10:], right / right.sum())
+        assert row.prob(sampled[0]) == pytest.approx(float(row.dense(18)[sampled[0]]))
         assert row.prob(sampled[0]) > 0.0
+        assert row.prob(known[0]) == 0.0 and row.prob(3) == 0.0, "of others, too, the probability is that of the row"
 
 
 def _grown(one: MixedTree, logits: Tensor, *, ranked: bool) -> TokenTree:

@@ -25,11 +25,13 @@ class QRow:
 
     ``source``: what was drawn from, a distribution over the whole vocabulary when ``ids`` is None, else over a reduced
     one: the tokens ``ids`` (n,), every other token having probability zero. Probabilities as a tensor, (V,) or (n,),
-    need not sum to one (rows rounded to bf16 do not); rules read them normalised.
+    need not sum to one (rows rounded to bf16 do not); rules read them normalised. ``drawn``: a token that was drawn and
+    its probability, where whoever drew it knows: finding a token among ``ids`` means reading all of these.
     """
 
     source: Tensor | TokenDistribution
     ids: Tensor | None = None
+    drawn: tuple[int, float] | None = None
 
     @property
     def probs(self) -> Tensor:
@@ -38,6 +40,8 @@ class QRow:
 
     def prob(self, token: int) -> float:
         """q(token)."""
+        if self.drawn is not None and self.drawn[0] == token:
+            return self.drawn[1]
         at = [token] if self.ids is None else _places(self.ids, token)
         if isinstance(self.source, TokenDistribution):
             return sum(self.source[index] for index in at)

@@ -268,8 +268,9 @@ class MixedTree(CandidateTree):
             if rest is not None:
                 column = self._chance.categorical(rest)
                 kind, rate = one.draws[len(known)]
-                one.drawn = kind, self._ids[column], rest[column]
-                born.append(self._tree.add(node, self._ids[column], QRow(rest, self._row), before * rate))
+                token, q = self._ids[column], rest[column]
+                one.drawn = kind, token, q
+                born.append(self._tree.add(node, token, QRow(rest, self._row, (token, q)), before * rate))
             for column, rate in zip(known, one.rates, strict=False):
                 born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))
         return born
