@@ -649,6 +649,32 @@ def test_requests_that_must_repeat_do_not_rest_because_others_did() -> None:
     assert part.idle == idle and max(idle) < 10, "both batches rest by their own rounds"
 
 
+def test_a_count_of_rounds_that_must_repeat_ends_with_its_batch_also_where_the_next_rounds_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a round rests depends on a clock: what a seeded request finds may not depend on that."""
+    target = wandering()
+    method = of(target, Watched(target), draft=50.0)
+    resting = [False]
+
+    class Resting:
+        drafts, clocked, idle = False, True, 0
+
+        def saw(self, *of_a_round: float) -> None: ...
+
+    monkeypatch.setattr("outpace.engine.round.payoff_of", lambda *_: Resting() if resting[0] else None)
+    decoder = Decoder(target)
+    greedy = decoder.submit(Request((1, 2), method, max_new_tokens=400))
+    seeded = decoder.submit(Request((1, 3), method, SAMPLED, max_new_tokens=60))
+    while seeded.finish_reason is None:
+        decoder.step()
+    assert greedy.draft_state.rounds_together is not None
+    resting[0] = True
+    decoder.submit(Request((1, 4), method, max_new_tokens=400))
+    decoder.step()
+    assert greedy.draft_state.rounds_together is None
+
+
 def test_a_request_that_must_repeat_beside_another_method_s_is_decided_about_again() -> None:
     """Its round is one of several requests, and its drafter sees it alone."""
     target = wandering()

@@ -321,8 +321,8 @@ def test_a_copied_path_is_as_likely_as_its_tokens_kinds(match: int) -> None:
     state = drafter.begin(sequence(text))
     tree = drafter.propose(state, Budget(30, relative_costs=(1.0,) * 31))
     expected = 1.0
-    for (kind, token), drafted, prob in zip(state.copied, tree.tokens, tree.path_acceptance_probs, strict=True):
+    for kind, token, drafted, prob in zip(*state.copied, tree.tokens, tree.path_acceptance_probs, strict=True):
         expected *= state.calibration.rate(kind)
         assert (token, prob) == (drafted, expected)
-    lengths = [kind.length for kind, _ in state.copied]
+    lengths = [kind.length for kind in state.copied[0]]
     assert lengths == [min(match + behind, 16) for behind in range(30)]

@@ -67,14 +67,13 @@ class Aftereffect:
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=_PAIRS)
+        self.share = 0.0
+        """Of the time of a round; 0 before enough rounds were compared."""
 
     def saw(self, asked: float, alone: float) -> None:
         """The rest of a round with a draft took ``asked``, and that of one before or after it without ``alone``, each
         beside what its rows cost."""
         if alone > 0.0:
             self._ratios.append(asked / alone)
-
-    @property
-    def share(self) -> float:
-        """Of the time of a round; 0 before enough rounds were compared."""
-        return max(0.0, median(self._ratios) - 1.0) if len(self._ratios) >= _LEAST_PAIRS else 0.0
+            if len(self._ratios) >= _LEAST_PAIRS:
+                self.share = max(0.0, median(self._ratios) - 1.0)

@@ -6,7 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
@@ -94,6 +94,10 @@ class Match:
     """How many other tokens have followed the matched tokens; None where that is not known."""
 
 
+NOTHING: tuple[Seq[CopyKind], Seq[int]] = (), ()
+"""Kinds and tokens of a round in which nothing could be copied."""
+
+
 @dataclass(slots=True)
 class CopyState(DraftState):
     """What a copying drafter keeps of one request; subclasses add the texts that are searched."""
@@ -101,8 +105,8 @@ class CopyState(DraftState):
     calibration: Calibration
     fed: int = 0
     """Tokens of the sequence that were taken into the texts."""
-    copied: list[tuple[CopyKind, int]] = field(default_factory=list)
-    """Kind and token of all that could have been copied in this round."""
+    copied: tuple[Seq[CopyKind], Seq[int]] = NOTHING
+    """Kinds and tokens of all that could have been copied in this round."""
 
     def fresh(self) -> list[int]:
         """The tokens that arrived since the last call."""
@@ -139,31 +143,29 @@ class CopyDrafter(Drafter[S], ABC):
         return (1.0 - 0.64 / math.pow(kind.length, 0.67)) * SHARES[min(kind.rivals, len(SHARES) - 1)]
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
-        state.copied = []
+        state.copied = NOTHING
         depth = min(budget.depth, budget.max_nodes)
         if depth <= 0 or (match := self.match(state)) is None:
             return TokenTree()
         count = depth if budget.relative_costs else min(depth, self.most(match))
         first = _first_kind(match)
         if state.calibration.rate(first) <= budget.price:  # later tokens are no likelier: none is worth a row
-            state.copied = [(first, token) for token in continuation(match.text, match.start, 1, periodic=False)]
+            state.copied = (first,), continuation(match.text, match.start, 1, periodic=False)
             return TokenTree()
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
         kinds = _kinds(first, len(tokens))
-        state.copied = list(zip(kinds, tokens, strict=True))
+        state.copied = kinds, tokens
         path_acceptance_probs = list(accumulate(_rates(state.calibration, kinds, first), mul))
         size = budget.best_draft_size(path_acceptance_probs)
         return TokenTree.chain(tokens[:size], path_acceptance_probs=path_acceptance_probs[:size])
 
     def observe(self, state: S, verdict: Verdict) -> None:
         """All that could have been copied teaches, drafted or not."""
-        if not state.copied:
-            return
-        for (kind, token), committed in zip(state.copied, verdict.committed, strict=False):
+        for kind, token, committed in zip(*state.copied, verdict.committed, strict=False):
             state.calibration.learn(kind, token == committed)
             if token != committed:
                 break
-        state.copied = []
+        state.copied = NOTHING
 
     def rested(self, states: Seq[S], verdicts: Seq[Verdict]) -> None:
         """Nothing was looked up; tokens are taken in with the next match."""

@@ -46,16 +46,16 @@ class WithGrammar(Merge):
         return trees
 
     def observe_batch(self, states: Seq[MergeState], verdicts: Seq[Verdict]) -> None:
+        if all(state.sequence.sampler.grammar is None for state in states):
+            self.parts[0].observe_batch([state.parts[0] for state in states], verdicts)
+            for state in states:
+                state.united, state.drafts = NO_DRAFT, ()
+            return
         for state, verdict in zip(states, verdicts, strict=True):
             assert isinstance(state, _State)
             for name, tree in zip(self.names, state.drafts, strict=False):  # none where this drafter was not asked
                 state.scored[name] += contributed(tree, verdict.scores.tree)
-        if any(state.sequence.sampler.grammar is not None for state in states):
-            super().observe_batch(states, verdicts)
-            return
-        self.parts[0].observe_batch([state.parts[0] for state in states], verdicts)
-        for state in states:
-            state.united, state.drafts = NO_DRAFT, ()
+        super().observe_batch(states, verdicts)
 
     def rested(self, states: Seq[MergeState], verdicts: Seq[Verdict]) -> None:
         if any(state.sequence.sampler.grammar is not None for state in states):
@@ -64,9 +64,9 @@ class WithGrammar(Merge):
             self.parts[0].rested([state.parts[0] for state in states], verdicts)
 
     def drafting(self, state: MergeState) -> dict[str, int]:
+        """Of a request with a grammar: nothing is counted of others."""
         assert isinstance(state, _State)
-        names = self.names if state.sequence.sampler.grammar is not None else self.names[:1]
-        return {name: state.scored[name] for name in names}
+        return {name: state.scored[name] for name in self.names}
 
 
 def _likeliest_path(tree: TokenTree) -> TokenTree:

@@ -98,8 +98,6 @@ class Auto(MergedTrees[AutoState]):
             state.asked, state.spent, state.drafted, state.steps, state.batch_rest = None, 0.0, None, None, None
             if alone is None:
                 state.rest = None
-            else:
-                state.rounds_together = None
         if len(self.parts) == 1:
             return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
@@ -128,7 +126,8 @@ class Auto(MergedTrees[AutoState]):
             self._choose_for(state, budget, timed if len(states) == 1 else _timing([state], [budget]))
 
     def _choose_in_batch(self, states: Seq[AutoState], budgets: Seq[Budget], timed: Timing, batch: int) -> None:
-        rest = self._rounds_of(states).rest_of(batch)
+        rounds = self.times.shared(timed.sampled).rounds if timed.live else self._rounds_together(states)
+        rest = rounds.rest_of(batch)
         for state in states:
             state.quiet, state.batch_rest = None, rest
         resting = rest.left > 0
@@ -141,12 +140,9 @@ class Auto(MergedTrees[AutoState]):
         if any(self.parts[1].ready(state.parts[1]) for state in states):  # else hidden states were left out, no more
             rest.decided(asked=any(state.asked is not None for state in states))
 
-    def _rounds_of(self, states: Seq[AutoState]) -> BatchRests:
-        """That count for these: of the process, or, where an answer must repeat, since their batch began."""
-        if all(state.sequence.timed for state in states):
-            for state in states:
-                state.rounds_together = None
-            return self._shared(states).rounds
+    @staticmethod
+    def _rounds_together(states: Seq[AutoState]) -> BatchRests:
+        """The count since their batch began, where an answer must repeat."""
         found = next((state.rounds_together for state in states if state.rounds_together is not None), None)
         if found is None:
             found = BatchRests()
@@ -166,7 +162,9 @@ class Auto(MergedTrees[AutoState]):
     ) -> list[Budget]:
         """With a draft's time spent anyway more tokens gain: the free part shows what it has for that case, where the
         learned one may be asked."""
-        steps = self.times.draft_steps(timed, 1) if asking else 0.0
+        steps = 0.0
+        if asking and any(state.quiet is None for state in states):
+            steps = self.times.draft_steps(timed, 1)
         return [
             self._free_after(budget, steps if state.quiet is None else 0.0)
             for state, budget in zip(states, budgets, strict=True)
@@ -218,7 +216,7 @@ class Auto(MergedTrees[AutoState]):
         ranked, probs, copied = list[list[int]](), list[list[float]](), list[float]()
         tolls, offers, due, shares = list[float](), list[list[float]](), list[bool](), list[Seq[float]]()
         # Drafts of a request that is alone for a moment, or of a batch that tries them, end soon.
-        shared = self._shared(states)
+        shared = self.times.shared(timed.sampled)
         ahead = max(LEAST_AHEAD, shared.drafting) if timed.live else 1.0
         alone = timed.batch == 1
         for state, budget in zip(states, budgets, strict=True):
@@ -280,7 +278,7 @@ class Auto(MergedTrees[AutoState]):
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
             # Nothing is cut of one part's tree alone.
-            within = budget.after(state.spent) if state.free else budget
+            within = budget.costing(raised(budget.relative_costs, state.spent)) if state.free else budget
             state.united = self.unite((state.free, tree), within, greedy=state.sequence.params.greedy)
             state.asked.learned = tree
             state.read = len(state.sequence.tokens)
@@ -294,7 +292,8 @@ class Auto(MergedTrees[AutoState]):
         if self.parts[1].may_be_cut(learned, greedy=greedy):
             return mixed(free, learned, budget)
         # A draw that is judged before deterministic tokens is accepted most often.
-        return TokenTree.merge((learned, _beside_draws(free, budget)))
+        beside = _beside_draws(free, budget)
+        return TokenTree.merge((learned, beside)) if beside else learned
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
         return max((state.spent for state in states), default=0.0)
@@ -340,18 +339,19 @@ class Auto(MergedTrees[AutoState]):
 
     def _saw_round(self, states: Seq[AutoState], *, drafting: bool) -> None:
         if all(state.sequence.timed for state in states):
+            for state in states:
+                state.rounds_together = None  # of a batch that has ended
             self._shared(states).saw_round(drafting=drafting)
         else:
-            self._rounds_of(states).now += 1
+            self._rounds_together(states).now += 1
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
     """What of the free part's draft is worth its rows beside draws, whatever those turn out to be: where the choice
     depended on them, a draw's chance of being accepted would."""
-    discounted = free.only(range(len(free)))
     first = first_chance(free)
-    discounted.path_acceptance_probs = [first * prob for prob in free.path_acceptance_probs]
-    return cut(discounted, budget)
+    probs = [first * prob for prob in free.path_acceptance_probs]
+    return cut(TokenTree(free.tokens, free.parents, free.depths, probs), budget)
 
 
 def _hopeless(budgets: Seq[Budget]) -> bool:

@@ -36,11 +36,12 @@ def learn(known: Yield, asked: Asked, committed: Seq[int], scored: TokenTree) ->
 def learn_by_target(known: Yield, asked: Asked, scored: TokenTree, p: TokenDistribution) -> None:
     """The same of a request that samples, for the first level: how likely its tokens would have been accepted, by the
     target's distribution ``p`` after the root. Whether one was varies much more."""
-    first = [node for node in _own(asked, scored) if asked.learned.parents[node] == ROOT]
     drawn = {draw.node: draw.q_row for draw in asked.learned.draws_at(ROOT) if draw.q_row != DETERMINISTIC}
     promised = added = 0.0
-    for node in first:
+    for node in asked.learned.children(ROOT):
         token = asked.learned.tokens[node]
+        if scored.child(ROOT, token) is None or asked.free.child(ROOT, token) in asked.alone:
+            continue
         promised += asked.learned.path_acceptance_probs[node]
         q = asked.learned.q_rows[drawn[node]].prob(token) if node in drawn else 1.0
         added += min(1.0, p[token] / q) if q > 0.0 else 0.0
