@@ -259,6 +259,9 @@ def test_bad_input_is_said_in_one_line(
     refused(run("train", "eagle3", *out, "--row-tokens", "8"), "--row-tokens must be at least")
     refused(run("train", "eagle3", *out, "--state-bits", "7"), "--state-bits must be 8 or 16")
     refused(run("train", "eagle3", *out, "--texts", str(tmp_path / "none.jsonl")), "cannot read passages", "none.jsonl")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "the cat went home"}')
+    refused(run("train", "eagle3", *out, "--texts", str(texts), "--passages", "0"), "leave one of them out")
     refused(run("train", "eagle3", *out, "--param", "start_weight=0.5"), "start_weight")
     both = ("--param", "start_weight=2", "--param", "later_rows=0.5")
     refused(run("train", "eagle3", *out, *both), "start_weight needs all rows unrolled")

@@ -109,10 +109,34 @@ def test_a_stopped_run_goes_on_with_its_own_state(
     assert all((other[name] == value).all() for name, value in one.items())
 
 
+def test_a_run_is_gone_on_with_as_it_began(run: Run, head: Path, tmp_path: Path) -> None:
+    assert run(*going_on(head, tmp_path / "b")).code == 0
+    kept = (tmp_path / "b" / PROVENANCE).read_bytes()
+    refused(run(*going_on(head, tmp_path / "b", "--resume", "--seed", "5")), "a run with --seed 0", "or another --out")
+    _, kind, _, _, *rest = going_on(head, tmp_path / "b", "--size", "tiny", "--vocabulary", str(WORDS), "--resume")
+    refused(run("train", kind, *rest, "--param", "steps=2"), "a run that began from another head; give the same --from")
+    assert (tmp_path / "b" / PROVENANCE).read_bytes() == kept
+
+
+def test_provenance_that_another_program_wrote_is_no_obstacle(run: Run, head: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(head, mine, ignore=shutil.ignore_patterns("trainer.pt", "data"))
+    for odd in (
+        {"from": "a folder", "steps": "many"},
+        {"from": {"spent": [1]}, "tokens": None, "seconds": float("nan")},
+    ):
+        (mine / PROVENANCE).write_text(json.dumps(odd))
+        out = tmp_path / str(len(odd))
+        ran = run(*going_on(mine, out, "--data", str(head / "data"), "--json"))
+        assert ran.code == 0, ran
+        assert set(json.loads(ran.out)["from"]["spent"].values()) == {0.0}
+
+
 def test_what_does_not_fit_is_said_in_one_line(run: Run, head: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused(run(*going_on(head, head)), "holds a run already")
-    refused(run(*going_on(head, out, "--size", "large")), "is not of --size large; leave --size out")
+    for size in ("large", "base"):
+        refused(run(*going_on(head, out, "--size", size)), f"is not of --size {size}; leave --size out")
     refused(run(*going_on(head, out, "--vocabulary", "8")), f"drafts {WORDS} tokens; --vocabulary must be at least")
     refused(run(*going_on(head, out, "--rank", "3")), "has an LM head of rank 0, not 3")
     refused(run(*going_on(head, out, "--param", "qk_norm=true")), "has other weights than these settings ask for")

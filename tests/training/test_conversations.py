@@ -294,16 +294,38 @@ def test_a_passage_longer_than_the_context_is_left_out_and_counted(tmp_path: Pat
     assert found.removed["too long"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kept", "size"),
+    [({}, 14), ({"state_bits": 8}, 18), ({"cache_bytes": 0}, 192), ({"cache_bytes": 0, "turns": 3}, 192)],
+)
+def test_a_block_is_as_large_as_its_hidden_states_allow(
+    kept: dict[str, int], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none are kept, as of a server that gives them again, prompts are answered many at a time."""
+    import outpace.training.data as data
+
+    one = model()
+    a_token = 2 * one.target.hidden_size * len(LAYERS)
+    monkeypatch.setattr(data, "_SHARD_BYTES", 14 * a_token * (20 + 224))
+    shards = open_folder(tmp_path / "d", one.target, one.name, LAYERS)
+    assert Collector(one, shards, DataConfig(300, most=40, **kept), Overlap([]))._largest() == size  # type: ignore[arg-type]
+
+
 def test_states_take_half_the_disk_in_8_bits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     rows = torch.randn(60, 64) * torch.logspace(-3, 4, 60)[:, None]
-    made = [Conversation(f"k{at}", [1] * 10, [2] * 10, {3: rows[20 * at : 20 * at + 20]}) for at in range(3)]
+    made = [
+        Conversation(f"k{at}", [1] * 10, [2] * 10, dict.fromkeys((3, 4, 5, 9), rows[20 * at : 20 * at + 20]))
+        for at in range(3)
+    ]
     whole, narrow = Shards(tmp_path / "whole", {}), Shards(tmp_path / "narrow", {})
     whole.append(made)
     path = narrow.append(made, state_bits=8)
     assert narrow.bytes < 0.7 * whole.bytes
     read = torch.cat([one.states[3] for one in narrow.read(path, (3,))])
     assert read.dtype == torch.bfloat16
+    last = torch.cat([one.states[9] for one in narrow.read(path, (9,))])
+    assert torch.equal(last, rows.bfloat16()), "the target's distribution is computed from these"
     error = (read.float() - rows).norm(dim=-1) / rows.norm(dim=-1)
     assert float(error.max()) < 0.05
     assert [one.tokens for one in narrow.read(path)] == [one.tokens for one in made]

@@ -34,6 +34,7 @@ class Pretend:
         self.lock = threading.Lock()
         self.change: Callable[[dict[str, Any]], Any] = lambda reply: reply
         self.status = 200
+        self.room: int | None = None
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         with self.lock:  # the toy model runs in one thread
@@ -70,11 +71,13 @@ def url(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            self._send({"data": [{"id": "toy"}]})
+            self._send({"data": [{"id": "toy"} | ({"max_model_len": pretend.room} if pretend.room else {})]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert (body["model"], self.path) == ("toy", "/v1/completions")
+            if pretend.room and len(body["prompt"]) + body["max_tokens"] > pretend.room:  # as vLLM refuses it
+                pretend.status = 400
             self._send(pretend.change(pretend.reply(body)))
 
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 128)
@@ -132,6 +135,18 @@ def test_a_head_is_trained_on_what_a_server_gives(
     with pytest.raises(BadInput, match="sent no completion"):
         outpace.train(TOY, "eagle3", tmp_path / "other", states=url, **settings)
     assert not (tmp_path / "other" / WEIGHTS).exists()
+
+
+def test_conversations_are_no_longer_than_the_server_takes(pretend: Pretend, url: str, tmp_path: Path) -> None:
+    pretend.room = 120
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [f"what did the {one} say " + "and then " * more]} for one in ("cat", "dog") for more in range(9)]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    given: dict[str, Any] = {"tokens": 300, "size": "tiny", "passages": 0.0, "self_written": 0.0, "turns": 2}
+    made = outpace.train(TOY, "eagle3", tmp_path / "head", prompts=[prompts], states=url, **given)
+    assert pretend.status == 200 and made.provenance["steps"] > 0
+    longest = max(len(body["prompt"]) for body in pretend.asked)
+    assert 60 < longest < pretend.room
 
 
 def renamed(reply: dict[str, Any], name: str) -> dict[str, Any]:

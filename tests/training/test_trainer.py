@@ -231,6 +231,20 @@ def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:
     assert more.run().step == first.progress.step + 6
 
 
+@pytest.mark.parametrize(("watched", "best"), [(20_000, 1.0), (0, 5.0)])
+def test_losses_on_other_held_out_text_are_not_compared(
+    watched: int, best: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text that is watched now may be harder: no later weights would ever be better than the best before."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_held_out", lambda _: {"loss": 1.0})
+        made(tmp_path, watched=20_000).run()
+    monkeypatch.setattr(Trainer, "_held_out", lambda _: {"loss": 5.0})
+    again = made(tmp_path, epochs=4.0, watched=watched)
+    again.resume()
+    assert (again.progress.best, again.progress.lowest, again.progress.worse) == (best, math.inf, 0)
+
+
 def test_a_step_without_a_finite_loss_changes_nothing(tmp_path: Path) -> None:
     trainer = made(tmp_path)
     guess(trainer).fail_at = {2, 3, 6}

@@ -156,8 +156,13 @@ class TrainingOptions:
         ),
     ] = None
     size: Annotated[
-        str, option(value="SIZE", panel=_TRAINING, text="Size of the head: tiny, small, base or large.")
-    ] = "base"
+        str | None,
+        option(
+            value="SIZE",
+            panel=_TRAINING,
+            text="Size of the head: tiny, small, base or large. [dim]\\[default: base; with --from, as it is][/]",
+        ),
+    ] = None
     vocabulary: Annotated[
         int | None,
         option(

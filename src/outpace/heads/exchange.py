@@ -73,7 +73,7 @@ def import_head(model: HeadOwner | Callable[[], HeadOwner], folder: str | Path, 
     owner = model() if callable(model) else model
     head = found.load(owner.target)
     with new_folder(output) as place:
-        about = {"imported": found.layout.name, "from": source.name}
+        about = {"imported": found.layout.name, "imported_from": source.name}
         save(head, place, (read_provenance(source) or {}) | about)
     return head
 

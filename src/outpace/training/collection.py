@@ -89,7 +89,8 @@ def collected_for(
     found = Collected()
     if run.processes.first:
         if run.server is not None:  # states are asked for when they are needed, and not kept
-            wanted = replace(wanted, answering=run.server.answered, cache_bytes=0)
+            room = run.server.context_length
+            wanted = replace(wanted, answering=run.server.answered, cache_bytes=0, room=room)
         collector = Collector(run.model, shards, wanted, excluded)
         found = collect(collector, shards, tokens, run.bound, run.speed, _Noting(run, report))
         run.processes.wait()

@@ -132,7 +132,7 @@ class Collector:
     def __init__(self, model: Model, shards: Shards, config: DataConfig, excluded: Overlap) -> None:
         self.model, self.shards, self.config = model, shards, config
         self.layers = tuple(about(shards).layers or ())
-        room = model.target.context_length
+        room = min(model.target.context_length, config.room or model.target.context_length)
         self._most = max(1, min(config.most, room // 2))
         longest = max(1, min(config.longest, room - self._most - 2))
         self.log = Log(shards.folder / LOG)
@@ -204,13 +204,20 @@ class Collector:
 
     def _largest(self) -> int:
         """How many prompts a block may have, so that its hidden states take about ``_SHARD_BYTES``."""
-        size = self.config.turns * (self._most // 2 + 224)
-        a_prompt = 2 * self.model.target.hidden_size * max(1, len(self.layers)) * size
+        layers = len(self._kept_layers())
+        if not layers:
+            return BLOCK
+        numbers = 2 * layers if self.config.state_bits == 16 else layers + 1  # bytes; 16 bits for the highest layer
+        a_prompt = numbers * self.model.target.hidden_size * self.config.turns * (self._most // 2 + 224)
         return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
+
+    def _kept_layers(self) -> tuple[int, ...]:
+        """The layers whose hidden states the next shard keeps."""
+        return self.layers if self.shards.bytes < self._cache() else ()
 
     def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
         """Answer a block and write its shard, in the order of its prompts: as far as there is time."""
-        capture = self.layers if self.shards.bytes < self._cache() else ()
+        capture = self._kept_layers()
         chat, sampling = self.model.tokenizer.chat, self.config.sampling
         prompts = [PromptTokens(one.key, tuple(chat(one.messages)), *sampling.of(one.key)) for one in block]
         base = self.state.tokens

@@ -30,6 +30,8 @@ class DataConfig:
     """Tokens of one answer, at most."""
     longest: int = 1536
     """Tokens of one prompt, earlier turns included, at most."""
+    room: int | None = None
+    """Tokens of a conversation, at most, where what answers takes fewer than the target."""
     turns: int = 1
     """Turns of one conversation, at most; how many it has is told from its prompt's key."""
     cache_bytes: int | None = None

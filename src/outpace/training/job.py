@@ -44,8 +44,8 @@ from outpace.training.job_checks import (
 from outpace.training.memory import ran_out
 from outpace.training.processes import started_together, take_own_gpu
 from outpace.training.run import Run, train_to_the_end, written
-from outpace.training.run_state import seconds_spent
-from outpace.training.starting_head import begun_from, planned
+from outpace.training.run_state import check_same_run, seconds_spent
+from outpace.training.starting_head import SIZE, begun_from, planned
 from outpace.training.state_server import is_address
 from outpace.training.time_plan import TimePlan
 from outpace.training.training_progress import Report, TrainingProgress
@@ -53,6 +53,8 @@ from outpace.training.trial import try_head
 
 VOCABULARY = 8192
 """Tokens that a head can draft, by default: reading the LM head is most of a draft's cost."""
+_STAND_IN = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
+"""For a check of the settings before the model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def train(
     resume: bool = False,
     init: str | Path | None = None,
     rate: float | None = None,
-    size: str = "base",
+    size: str | None = None,
     vocabulary: int | None = None,
     rank: int = 0,
     row_tokens: int = BatchConfig.row_tokens,
@@ -124,9 +126,9 @@ def train(
     is time for. ``init``: a head to begin from, its folder or the kind of a shipped one, whose sizes, draft vocabulary
     and settings are kept where none are given, and whose weights remain the head until others have a lower held-out
     loss. ``rate``: largest learning rate of matrices, by default the kind's own (0.02); the others follow it.
-    ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
-    takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
-    ``evaluate_tokens``, ``accumulate``, ``prefetch``, ``shard``: as
+    ``size``: tiny, small, base or large; None is base, or that of ``init``. ``vocabulary``: tokens that the head can
+    draft, 0 for all; None takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``,
+    ``batch_tokens``, ``pack``, ``evaluate_tokens``, ``accumulate``, ``prefetch``, ``shard``: as
     :class:`~outpace.training.data_config.BatchConfig` has them. ``draft_model``: of a gate
     (:mod:`outpace.training.gates.kinds`), or what loads it; None: the shipped one. ``options``: the kind's own
     settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
@@ -143,9 +145,8 @@ def train(
     if vocabulary is None and init is None:
         vocabulary = 0 if rank else VOCABULARY
     check_amounts(tokens, rank, vocabulary, max_minutes, epochs, cache_bytes, rate)
-    stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
-    plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
-    check_shares(self_written, passages, bool(prompts))
+    plan(find_kind(head_kind), _STAND_IN, size=size or SIZE, rank=rank, options=settings)
+    check_shares(self_written, passages, bool(prompts), bool(texts))
     collecting = _changed(
         tokens=tokens,
         prompts=prompts,
@@ -184,6 +185,8 @@ def train(
 
     take_own_gpu()
     start, model = begun_from(init, head_kind, model)
+    if resume:
+        check_same_run(folder, seed=seed, began="" if start is None else start.weights)
     processes = started_together(str(model.info.get("device", "cpu")))
     facts = checkpoint.facts(model.target, model.name)
     config = planned(start, head_kind, facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)

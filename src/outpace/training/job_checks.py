@@ -33,12 +33,14 @@ def check_amounts(
         raise BadInput(f"--cache-bytes must be a number of bytes, not {cache_bytes:g}")
 
 
-def check_shares(self_written: float | None, passages: float, prompts: bool) -> None:
-    """Raise BadInput for shares of prompts that cannot be had; ``prompts``: whether some were given."""
+def check_shares(self_written: float | None, passages: float, prompts: bool, texts: bool = False) -> None:
+    """Raise BadInput for shares of prompts that cannot be had; ``prompts``, ``texts``: whether some were given."""
     if self_written is not None and not 0.0 <= self_written <= 1.0:
         raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
     if not 0.0 <= passages < 1.0:
         raise BadInput(f"--passages must be at least 0 and below 1, not {passages:g}: passages come from other answers")
+    if texts and not passages:
+        raise BadInput("--texts are for prompts about passages, and --passages 0 wants none; leave one of them out")
     if self_written == 0.0 and not prompts:
         raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")
 

@@ -111,10 +111,12 @@ class Run:
             accumulate=batches.accumulate,
             shard=batches.shard,
             seed=self.seed,
+            watched=batches.evaluate_tokens,
             asked_seconds=self.bound.seconds,
         )
         clock, source = self.bound.clock, self.shards.folder.name if isinstance(self.shards, GivenStates) else ""
-        return Trainer(head, teacher, learned_from, self.folder, schedule, where, clock, processes, source)
+        began = "" if self.start is None else self.start.weights
+        return Trainer(head, teacher, learned_from, self.folder, schedule, where, clock, processes, source, began)
 
 
 def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:

@@ -53,6 +53,23 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def check_same_run(folder: Path, *, seed: int, began: str) -> None:
+    """Raise BadInput for a ``seed``, or weights to begin with, that are not those of the run in the folder.
+
+    ``began``: the fingerprint of a trained head's weights; "": new ones.
+    """
+    before = (read_state(folder) or {}).get("length", {})
+    earlier = before.get("seed", seed)
+    if earlier != seed:
+        raise BadInput(
+            f"{folder} holds a run with --seed {earlier}, which orders its batches, not {seed}; give the same seed, "
+            "or another --out"
+        )
+    if before.get("began", began) != began:
+        how = "from another head" if before["began"] else "with new weights"
+        raise BadInput(f"{folder} holds a run that began {how}; give the same --from, or another --out")
+
+
 def write_seconds_spent(folder: Path, seconds: float) -> None:
     """Note what has been spent on the head in a folder before there is a state of its training."""
     try:

@@ -35,6 +35,8 @@ class Schedule:
     shard: bool = False
     """Each process keeps the optimiser's state of some weights alone."""
     seed: int = 0
+    watched: int = 0
+    """Answer tokens of the held-out split on which the loss is watched; 0: all."""
     asked_seconds: float | None = None
     """What the user gave for the whole run, data included; None: ``seconds``."""
 
@@ -45,7 +47,7 @@ class Schedule:
     def length(self, answers: int) -> dict[str, float]:
         """What decides when a run ends; ``answers``: tokens of answers in a pass."""
         seconds = self.seconds if self.asked_seconds is None else self.asked_seconds
-        return {"epochs": self.epochs, "seconds": seconds, "answers": answers}
+        return {"epochs": self.epochs, "seconds": seconds, "answers": answers, "watched": self.watched}
 
 
 @dataclass(slots=True)

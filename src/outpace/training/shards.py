@@ -118,7 +118,8 @@ class Shards:
     def append(self, conversations: Sequence[Conversation], *, state_bits: int = 16) -> Path:
         """Write one more shard, whole or not at all, and return its path. Raises BadInput where the disk is full.
 
-        ``state_bits``: of a number of the hidden states, 16 or 8.
+        ``state_bits``: of a number of the hidden states, 16 or 8; of the highest layer's 16, as they give the target's
+        distribution.
         """
         starts = torch.tensor([0, *(len(one.tokens) for one in conversations)]).cumsum(0)
         tensors = {
@@ -132,7 +133,8 @@ class Shards:
         if all(one.states for one in conversations):
             for layer in conversations[0].states:
                 rows = torch.cat([one.states[layer].bfloat16() for one in conversations])
-                tensors |= narrowed(layer, rows) if state_bits == 8 else {f"state.{layer}": rows}
+                narrow = state_bits == 8 and layer != max(conversations[0].states)
+                tensors |= narrowed(layer, rows) if narrow else {f"state.{layer}": rows}
         last = self.paths[-1:]
         number = 1 + int(last[0].stem.removeprefix("part-")) if last else 0  # one in the middle may have been deleted
         path = self.folder / f"part-{number:05d}.safetensors"

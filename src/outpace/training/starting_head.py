@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -39,23 +40,23 @@ class StartingHead:
     def of(cls, named: str | Path, folder: HeadFolder, model: HeadOwner) -> StartingHead:
         """The head of a folder, loaded. Raises BadInput where it does not fit the model."""
         about = checkpoint.read_provenance(folder.files.path) or {}
-        parts = (about, (about.get("from") or {}).get("spent") or {})
-        spent = {name: round(sum(float(part.get(name, 0.0)) for part in parts), 1) for name in _SPENT}
+        parts = about, _table(_table(about.get("from")).get("spent"))
+        spent = {name: round(sum(_amount(part.get(name)) for part in parts), 1) for name in _SPENT}
         return cls(str(named), folder.load(model.target), folder.files.fingerprint, spent)
 
     def config(
-        self, facts: TargetFacts, *, size: str, vocabulary: int | None, rank: int, options: Mapping[str, Any]
+        self, facts: TargetFacts, *, size: str | None, vocabulary: int | None, rank: int, options: Mapping[str, Any]
     ) -> HeadConfig:
         """That of the training: the head's own with other ``options``, and as many draft tokens or more.
 
-        ``size``, ``vocabulary`` and ``rank``: SIZE, None and 0 where nobody asks for one; a ``vocabulary`` of 0 is all
+        ``size``, ``vocabulary`` and ``rank``: None, None and 0 where nobody asks for one; a ``vocabulary`` of 0 is all
         tokens. Raises BadInput for what changes the shapes of its weights.
         """
         old, ours = self.head.config, f"--from {self.named}"
         kind, every = find_kind(old.kind), {**old.options, **options}
         wanted = plan(kind, facts, options=every, aux_hidden_state_layers=old.aux_hidden_state_layers)
         changed = {"target": facts, "options": wanted.options, "layers": wanted.layers, "rank_accuracies": ()}
-        if size != SIZE and kind.shapes_of(facts.hidden_size, size, kind.Options.model_validate(every)) != {
+        if size is not None and kind.shapes_of(facts.hidden_size, size, kind.Options.model_validate(every)) != {
             name: getattr(old, name) for name in ("heads", "kv_heads", "head_size", "intermediate")
         }:
             raise BadInput(f"{ours} is not of --size {size}; leave --size out")
@@ -93,6 +94,15 @@ class StartingHead:
         return {"head": Path(self.named).name, "weights": self.weights, "spent": dict(self.spent)}
 
 
+def _table(value: object) -> Mapping[str, object]:
+    """Of provenance, which another program may have written: for information alone, so what is odd counts as none."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _amount(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+
+
 def begun_from(
     named: str | Path | None, kind: str, model: Model | Callable[[], Model]
 ) -> tuple[StartingHead | None, Model]:
@@ -119,7 +129,7 @@ def planned(
     kind: str,
     facts: TargetFacts,
     *,
-    size: str,
+    size: str | None,
     vocabulary: int | None,
     rank: int,
     options: Mapping[str, Any],
@@ -127,4 +137,4 @@ def planned(
     """The configuration of a head that begins as ``start``, or of a new one; as :meth:`StartingHead.config` has it."""
     if start is not None:
         return start.config(facts, size=size, vocabulary=vocabulary, rank=rank, options=options)
-    return plan(find_kind(kind), facts, size=size, vocabulary=vocabulary or 0, rank=rank, options=options)
+    return plan(find_kind(kind), facts, size=size or SIZE, vocabulary=vocabulary or 0, rank=rank, options=options)

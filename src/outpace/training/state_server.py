@@ -112,7 +112,8 @@ class StateServer:
 
     def check(self, target: Target) -> None:
         """Raise BadInput where the server's states are not what ``target`` has: other layers, or another model."""
-        count = min(_PROBE, target.context_length - 1)
+        room = min(target.context_length, self.context_length or target.context_length)
+        count = min(_PROBE, room - 1)
         tokens = [(7919 * at + 13) % target.vocab_size for at in range(count)]
         check_alike(self.url, self._states(tokens, self.layers), tokens, self.layers, target)
 
@@ -155,15 +156,23 @@ class StateServer:
             raise BadInput(f"{path} cannot be deleted ({error.strerror or error}); the disk would fill") from None
         return rows[: len(tokens)].to(torch.bfloat16)
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a conversation that it takes, which may be fewer than its model's; None where it does not say."""
+        found = self._about.get("max_model_len")
+        return found if isinstance(found, int) and found > 0 else None
+
     @cached_property
-    def _model(self) -> str:
+    def _about(self) -> dict[str, Any]:
+        """Its model, as it describes it."""
         try:
-            return str(self._json("/v1/models", None)["data"][0]["id"])
+            found = self._json("/v1/models", None)["data"][0]
+            return {**found, "id": str(found["id"])}
         except (KeyError, IndexError, TypeError):
             raise BadInput(f"{self.url} names no model; is it a vLLM server?") from None
 
     def _completion(self, tokens: Sequence[int], asked: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": self._model, "prompt": list(tokens), "return_token_ids": True, **asked}
+        body = {"model": self._about["id"], "prompt": list(tokens), "return_token_ids": True, **asked}
         reply = self._json("/v1/completions", body)
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):

@@ -48,7 +48,8 @@ class Trainer:
     """Trains one head on ``device``. ``run`` returns when the data, the time or the patience is used up.
 
     ``folder``: where the state of the run is kept. ``clock``: seconds. ``processes``: those that train together.
-    ``source``: the folder of states that another engine wrote, where conversations come from one.
+    ``source``: the folder of states that another engine wrote, where conversations come from one. ``began``: the
+    fingerprint of the weights that the head begins with, where it was trained before.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         processes: Processes = ALONE,
         source: str = "",
+        began: str = "",
     ) -> None:
-        self.processes, self.source = processes, source
+        self.processes, self.source, self.began = processes, source, began
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
         self.schedule, self.device, self.clock = schedule, device, clock
         self.progress = Progress()
@@ -293,9 +295,10 @@ class Trainer:
         with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
             planned = self.schedule.length(self._answers)
-            if {name: before.get(name) for name in planned} != planned:  # a longer run: patience begins anew
+            if {name: before.get(name, value) for name, value in planned.items()} != planned:  # patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0
             changed = before.get("answers") != self._answers
+            watched = before.get("watched", self.schedule.watched) != self.schedule.watched
             if changed and before.get("source", self.source) != self.source:
                 raise BadInput(
                     f"{self.folder} holds a run on the conversations of {before['source'] or 'another source'}; to "
@@ -303,7 +306,7 @@ class Trainer:
                 )
             if changed or before.get("cut", self.data.cut) != self.data.cut:  # a pass has other batches now
                 self.progress.batch = 0
-        if self.best and changed:
+        if self.best and (changed or watched):
             self._measure_best()
         self.optimiser.round()
         self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
@@ -326,8 +329,9 @@ class Trainer:
         return dict(state.get("length", {}))
 
     def _length(self) -> dict[str, Any]:
-        """What decides when the run ends, and which batches a pass has."""
-        return {**self.schedule.length(self._answers), "cut": self.data.cut, "source": self.source}
+        """What decides when the run ends, which batches a pass has, and what the run is."""
+        own = {"cut": self.data.cut, "source": self.source, "seed": self.schedule.seed, "began": self.began}
+        return {**self.schedule.length(self._answers), **own}
 
     @torch.no_grad()
     def _measure_best(self) -> None:
