@@ -385,16 +385,52 @@ def test_batches_that_are_skipped_are_not_read(tmp_path: Path, pack: bool, monke
     read: list[Path] = []
     complete = Dataset._complete
 
-    def noted(self: Dataset, path: Path, found: list[Conversation], compute: bool) -> None:
-        read.append(path)
-        complete(self, path, found, compute)
+    def noted(self: Dataset, path: Path, found: list[Conversation], *, compute: bool) -> None:
+        read.extend([path] * len(found))
+        complete(self, path, found, compute=compute)
 
     monkeypatch.setattr(Dataset, "_complete", noted)
     for skip in (1, 24, len(whole) - 1, len(whole)):  # a pool of four shards has 24 rows, and so batches, at most
         read.clear()
         assert [batch.tokens.tolist() for batch in dataset.train(3, skip)] == whole[skip:]
-        assert skip == 1 or len(read) < 13
+        assert skip == 1 or len(read) < 13 * 6 / 2
     assert not read, "hidden states are asked for where batches are made, alone"
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_each_process_asks_for_the_states_of_its_own_batches(
+    tmp_path: Path, pack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several conversations of one prompt have its key; some are held out, and a long one is cut into rows."""
+    shards = Shards(tmp_path / "many", {})
+    for part in range(7):
+        sizes = [3 + part, 9, 30, 4]
+        made = [
+            Conversation(f"{part} {number // 2}", [part] * 4, [number] * size, {1: torch.full((size + 4, 2), number)})
+            for number, size in enumerate(sizes)
+        ]
+        shards.append(made)
+    dataset = Dataset(shards, (1,), window=36, tokens=40, pack=pack)
+    whole = list(dataset.train(3))
+    assert all((batch.states[1][..., 0] == batch.tokens).flatten()[batch.answer.flatten()].all() for batch in whole)
+    asked: list[Conversation] = []
+    complete = Dataset._complete
+
+    def noted(self: Dataset, path: Path, found: list[Conversation], *, compute: bool) -> None:
+        asked.extend(found)
+        complete(self, path, found, compute=compute)
+
+    monkeypatch.setattr(Dataset, "_complete", noted)
+    shares = []
+    for rank in range(2):
+        asked.clear()
+        found = list(dataset.train(3, 2, lambda number, rank=rank: number % 2 == rank))  # type: ignore[misc]
+        assert [batch.tokens.tolist() for batch in found] == [batch.tokens.tolist() for batch in whole[2:]]
+        for number, (batch, right) in enumerate(zip(found, whole[2:], strict=True), 2):
+            assert bool(batch.states) == (number % 2 == rank)
+            assert not batch.states or torch.equal(batch.states[1], right.states[1])
+        shares.append(len(asked))
+    assert max(shares) < 0.8 * sum(len(list(shards.read(path))) for path in shards.paths)
 
 
 def test_words_are_the_commonest_of_what_is_trained_on(tmp_path: Path) -> None:

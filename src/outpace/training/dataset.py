@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -186,30 +186,43 @@ class Dataset:
         return 0.0 if self._prefetch or not self._had else self._reading / self._had
 
     def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
-        return prefetched(self._pass(epoch, skip), self._prefetch)
+        return prefetched(self._pass(epoch, skip, own), self._prefetch)
 
-    def _pass(self, epoch: int, skip: int) -> Iterator[Batch]:
+    def _pass(self, epoch: int, skip: int, own: Own) -> Iterator[Batch]:
         order = random.Random(epoch)
         paths = self.shards.paths
         order.shuffle(paths)
+        number = 0
         for start in range(0, len(paths), POOL):
-            pool, compute = paths[start : start + POOL], not self._prefetch
-            if skip:  # what an earlier run had is told from the sizes alone, as long as it is all of a pool
-                before = order.getstate()
-                rows = [row for path in pool for row in self._cut(self.shards.read(path, wanted=_trained_on))]
-                order.shuffle(rows)
-                count = len(self._groups(rows, order))
-                if count <= skip:
-                    skip -= count
-                    continue
-                order.setstate(before)
-            began = perf_counter()
-            rows = [row for path in pool for row in self._rows(path, _trained_on, compute=compute)]
-            self._reading += perf_counter() - began
-            self._had += sum(int(row.answer().sum()) for row in rows)
+            # The sizes of texts alone tell what the batches are: hidden states are read for the wanted ones.
+            texts = {path: list(self.shards.read(path, wanted=_trained_on)) for path in paths[start : start + POOL]}
+            rows = [row for some in texts.values() for row in self._cut(some)]
             order.shuffle(rows)
-            yield from self._batches(rows, order, skip)
-            skip = 0
+            groups = list(enumerate(self._groups(rows, order), number))
+            number += len(groups)
+            mine = [row for at, group in groups if at >= skip and own(at) for row in group]
+            whole = self._with_states(texts, {id(row.conversation) for row in mine})
+            for at, group in groups:
+                if at >= skip and own(at):
+                    yield self._batch([row._replace(conversation=whole[id(row.conversation)]) for row in group])
+                elif at >= skip:
+                    yield self._batch(group)
+
+    def _with_states(self, texts: Mapping[Path, Sequence[Conversation]], wanted: Set[int]) -> dict[int, Conversation]:
+        """Those of the conversations whose id is ``wanted``, by that id, with their hidden states."""
+        began, found = perf_counter(), dict[int, Conversation]()
+        for path, some in texts.items():
+            keys = {one.key for one in some if id(one) in wanted}
+            if not keys:
+                continue
+            again = self.shards.read(path, self.layers, keys.__contains__)  # several may have a key, in the same order
+            pairs = zip((one for one in some if one.key in keys), again, strict=True)
+            mine = {id(text): one for text, one in pairs if id(text) in wanted}
+            self._complete(path, list(mine.values()), compute=not self._prefetch)
+            found |= mine
+        self._reading += perf_counter() - began
+        self._had += sum(one.answer_tokens for one in found.values())
+        return found
 
     def held_out(self) -> Iterator[Batch]:
         if not self._sample:
@@ -223,7 +236,7 @@ class Dataset:
 
     def _held_out(self, wanted: Callable[[str], bool]) -> Iterator[Batch]:
         for path in self.shards.paths:
-            yield from self._batches(list(self._rows(path, wanted)), random.Random(0))
+            yield from map(self._batch, self._groups(list(self._rows(path, wanted)), random.Random(0)))
 
     def _sampled(self) -> set[str]:
         """Keys of held-out conversations with about as many answer tokens as the sample has; their hashes decide."""
@@ -239,17 +252,14 @@ class Dataset:
             left -= sizes[key]
         return found
 
-    def _rows(self, path: Path, wanted: Callable[[str], bool], *, compute: bool = True) -> Iterator[Row]:
-        """Rows of a shard's conversations whose key is ``wanted``; those of a long conversation overlap.
-
-        ``compute``: the target may be asked for hidden states that are missing.
-        """
+    def _rows(self, path: Path, wanted: Callable[[str], bool]) -> Iterator[Row]:
+        """Rows of a shard's conversations whose key is ``wanted``."""
         found = list(self.shards.read(path, self.layers, wanted))
-        self._complete(path, found, compute)
+        self._complete(path, found, compute=True)
         yield from self._cut(found)
 
     def _cut(self, found: Iterable[Conversation]) -> Iterator[Row]:
-        """The rows of conversations."""
+        """The rows of conversations; those of a long one overlap."""
         for one in found:
             start, end = 0, len(one.tokens)
             while start + OVERLAP < end or start == 0:
@@ -259,8 +269,9 @@ class Dataset:
                     yield Row(one, start, stop, context)  # a row within a prompt has no answer to learn
                 start += self.window - OVERLAP
 
-    def _complete(self, path: Path, found: list[Conversation], compute: bool) -> None:
-        """Let the target compute the hidden states that are missing. Raises BadInput where it cannot."""
+    def _complete(self, path: Path, found: Sequence[Conversation], *, compute: bool) -> None:
+        """Get the hidden states that are missing, where ``compute`` says so from the target. Raises BadInput where they
+        cannot be had."""
         missing = sorted({layer for one in found for layer in self.layers if layer not in one.states})
         if not missing:
             return
@@ -278,8 +289,8 @@ class Dataset:
         for one, states in zip(found, states_of(self.target, found, missing), strict=True):
             one.states |= states
 
-    def _batches(self, rows: list[Row], order: random.Random, skip: int = 0) -> Iterator[Batch]:
-        yield from ((packed if self.pack else padded)(group) for group in self._groups(rows, order)[skip:])
+    def _batch(self, rows: Sequence[Row]) -> Batch:
+        return (packed if self.pack else padded)(rows)
 
     def _groups(self, rows: list[Row], order: random.Random) -> list[list[Row]]:
         """Which rows make a batch, in an order that ``order`` draws; their sizes decide."""

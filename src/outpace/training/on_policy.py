@@ -49,7 +49,7 @@ class OnPolicy(DerivedData):
         order = random.Random(f"on policy {epoch}")
         for _ in range(skip):
             order.random()
-        for number, batch in enumerate(self.data.train(epoch, skip), skip):
+        for number, batch in enumerate(self.data.train(epoch, skip, own), skip):
             wanted = order.random() < self.share
             yield self.rewritten(batch, epoch * 1_000_003 + number) if wanted and own(number) else batch
 

@@ -38,7 +38,7 @@ class Replaying(DerivedData):
         self.most = most
 
     def train(self, epoch: int, skip: int = 0, own: Own = every) -> Iterator[Batch]:
-        for number, batch in enumerate(self.data.train(epoch, skip), skip):
+        for number, batch in enumerate(self.data.train(epoch, skip, own), skip):
             order = random.Random(f"replay {epoch} {number}")
             wanted = order.random() < self.share
             yield self.replayed(batch, order) if wanted and own(number) else batch
