@@ -33,6 +33,13 @@ def test_at_most_three_are_suggested_the_nearest_first() -> None:
     assert did_you_mean("alpha1", ["alpha1x", "alpha2", "alpha3"]) == "did you mean 'alpha1x', 'alpha2' or 'alpha3'?"
 
 
+def test_what_is_too_long_for_a_name_is_not_compared() -> None:
+    name = "pld" * (1 << 20)
+    assert nearest(name, ["pld", "sam"]) == []
+    said = str(unknown("method", name, ["pld", "sam"]))
+    assert "known: pld, sam" in said and len(said) < 200
+
+
 def test_the_error_suggests_or_lists() -> None:
     assert str(unknown("size", "smal", ["tiny", "small"])) == "unknown size 'smal'; did you mean 'small'?"
     assert str(unknown("size", "vast", ["tiny", "base"])) == "unknown size 'vast'; known: tiny, base"

@@ -74,6 +74,29 @@ def test_the_tenant_that_was_served_least_goes_first() -> None:
     assert plans.plan([]).admit == [other]  # ... and what was served since decides.
 
 
+def test_who_fills_the_queue_locks_nobody_else_out() -> None:
+    plans, clock = scheduler(max_batch=2, max_queue=3)
+    running = (ticket(tenant="many"), ticket(tenant="many"))
+    add(plans, clock, *[ticket(tenant="many") for _ in range(3)], running=running)
+    with pytest.raises(QueueFull):
+        plans.add([ticket(tenant="many")], running)
+    with pytest.raises(QueueFull):
+        plans.add([ticket(tenant="few") for _ in range(3)], running)
+    plans.add([ticket(tenant="few"), ticket(tenant="few")], running)
+    with pytest.raises(QueueFull):  # it has had its part of the room
+        plans.add([ticket(tenant="few")], running)
+
+
+def test_calls_that_are_prepared_count_as_waiting() -> None:
+    plans, _ = scheduler(max_batch=2, max_queue=3)
+    plans.check_room(1, (), "many", {"many": 4})
+    with pytest.raises(QueueFull):
+        plans.check_room(1, (), "many", {"many": 5})
+    plans.check_room(2, (), "few", {"many": 5})
+    with pytest.raises(QueueFull):
+        plans.check_room(1, (), "few", {"many": 6, "few": 1})
+
+
 def test_who_was_served_alone_does_not_wait_for_one_that_comes_later() -> None:
     """What a tenant had while nobody else was there is not counted against it."""
     plans, clock = scheduler(max_batch=1)

@@ -307,3 +307,61 @@ def test_a_trace_that_can_no_longer_be_written_costs_no_answer(tmp_path: Path) -
             assert complete(to, max_tokens=2)
     assert served.trace is None
     assert [json.loads(line)["event"] for line in lines] == ["the trace ends here"]
+
+
+def test_a_prediction_is_no_longer_than_an_answer_can_be() -> None:
+    with client() as to:
+        error = refused(
+            to, 400, "'prediction' has 4,000 tokens", prediction={"type": "content", "content": "ab" * 2000}
+        )
+    assert error["param"] == "prediction"
+
+
+def test_the_names_of_fields_and_models_are_repeated_as_far_as_they_are_names() -> None:
+    name = "x" * (1 << 20)
+    with client() as to:
+        for error in (refused(to, 400, "there is no field", **{name: 1}), refused(to, 404, "no model", model=name)):
+            assert len(json.dumps(error)) < 2000
+
+
+def test_timelines_are_bounded_by_the_choices_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.serving.service.MOST_CHOICES", 5)
+    with client() as to:
+        ids = [complete(to, n=2)["id"] for _ in range(4)]
+        codes = [to.get(f"/v1/requests/{one}/timeline").status_code for one in ids]
+        whole = complete(to, n=9)["id"]
+        assert len(to.get(f"/v1/requests/{whole}/timeline").json()["choices"]) == 9
+    assert codes == [404, 404, 200, 200]
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_what_is_prepared_is_bounded_like_what_waits(leave: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the queue, by the time limit, and by its caller's patience."""
+    served = service(max_batch=1, max_queue=1)
+    if not leave:
+        served.defaults = replace(served.defaults, time_limit=0.2)
+    compiled: list[float] = []
+    honest = served.requests
+
+    def slow(*given: Any) -> Any:
+        compiled.append(time.monotonic())
+        time.sleep(0.5)
+        return honest(*given)
+
+    monkeypatch.setattr(served, "requests", slow)
+
+    async def ask() -> list[int]:
+        callers = [Caller(served, guided_regex="a+", max_tokens=3) for _ in range(4)]
+        tasks = [asyncio.create_task(one.run()) for one in callers]
+        await until(lambda: bool(compiled))
+        if leave:
+            for one in callers[1:]:
+                one.left.set()
+        await asyncio.gather(*tasks)
+        return sorted(one.sent[0]["status"] for one in callers if one.sent)
+
+    codes = asyncio.run(ask())
+    served.stop()
+    assert codes == ([200, 429, 429, 499] if leave else [429, 429, 504, 504])
+    assert len(compiled) == 1
+    assert not served._preparing

@@ -54,6 +54,12 @@ def test_of_several_the_soonest_answers_as_it_would_alone(service: Service) -> N
         assert chosen["choices"][0]["text"] == alone["choices"][0]["text"]
 
 
+def test_numbers_out_of_range_are_no_defect(service: Service) -> None:
+    with client(service) as to:
+        refused(to, 400, "of which 38 fit", path=COMPLETE, model="large,small", max_tokens=10**400)
+        refused(to, 400, "the prompt holds token 99999", path=COMPLETE, model="large,small", prompt=[99999, 3])
+
+
 def test_a_model_that_the_prompt_does_not_fit_is_left_out(service: Service) -> None:
     with client(service) as to:
         assert complete(to, model="large,small", prompt="ab" * 30)["model"] == "large"

@@ -263,3 +263,10 @@ def test_look_back_ends_at_special_tokens_and_inside_characters() -> None:
     encode = exact(tokenizer)
     assert written(tokenizer, encode, [0, 1], b"a") == [0]
     assert written(tokenizer, encode, [2, 3, *[3] * LOOK_BACK], b"aa") == [5]
+
+
+def test_nothing_is_kept_of_numbers_that_are_no_tokens() -> None:
+    tokenizer = bytes_bpe(300)
+    for token in (100, 101, 1 << 20, 1 << 21, 100):
+        tokenizer.decode([token])
+    assert set(tokenizer._texts) == {100, 101}

@@ -4,6 +4,7 @@ import errno
 
 LONGEST = 320
 """Characters of another library's message that a line for the user repeats."""
+_MORE = " ..."
 
 
 class OutpaceError(Exception):
@@ -15,13 +16,14 @@ class BadInput(OutpaceError):
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """``text`` in one line; what is longer than ``longest`` characters ends after a whole word, with an ellipsis."""
-    words = text.split()
-    line = " ".join(words)
-    while len(line) > longest and len(words) > 1:
-        words.pop()
-        line = " ".join(words) + " ..."
-    return line
+    """``text`` in one line of at most ``longest`` characters: what is longer ends after a whole word, with an ellipsis,
+    or within its first word where that is as long."""
+    line = " ".join(text.split())
+    if len(line) <= longest:
+        return line
+    most = longest - len(_MORE)
+    end = line.rfind(" ", 0, most + 1)
+    return line[: end if end > 0 else most] + _MORE
 
 
 def shown(value: object) -> str:

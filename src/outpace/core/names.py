@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, shortened
 
 _NEAR = 0.65
 """Share of equal characters from which on a name is near."""
 _MOST = 3
 _FEW = 20
 """How many names are listed where no name is near, if a command lists them too."""
+LONGEST = 100
+"""Letters of a name that anybody may have meant, and that a message repeats."""
 _SHORTEST = 3  # letters that the beginnings of two names must have in common
 _WORD = re.compile(r"[-_ ]")
 
@@ -23,10 +25,12 @@ def normalised(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> list[str]:
-    """Up to three known names that may be meant, the nearest first.
+    """Up to three known names that may be meant, the nearest first; none for a text that is too long for a name.
 
     A mapping gives for every name that may be written, aliases included, the one to suggest.
     """
+    if len(name) > LONGEST:  # comparing takes time for each letter
+        return []
     suggested = known if isinstance(known, Mapping) else {one: one for one in known}
     scores: dict[str, float] = {}
     for written, one in suggested.items():
@@ -48,7 +52,8 @@ def unknown(what: str, name: str, known: Iterable[str] | Mapping[str, str], see:
     ``see``: the command that lists them.
     """
     names = dict.fromkeys(known.values() if isinstance(known, Mapping) else known)
-    if near := did_you_mean(name, known):
+    near, name = did_you_mean(name, known), shortened(name, LONGEST)
+    if near:
         return BadInput(f"unknown {what} '{name}'; {near}" + (f" See: {see}" if see else ""))
     many = see and len(names) > _FEW
     return BadInput(f"unknown {what} '{name}'; " + (f"see: {see}" if many else f"known: {', '.join(names)}"))

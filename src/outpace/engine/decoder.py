@@ -262,7 +262,9 @@ class Decoder:
         """One step to the weights of the tokens that its grammar allows; whether that was the last.
 
         A request that demands too much ends."""
-        steps = self._weighing.setdefault(one, weighing(self.target, one.sequence, self._answer_trees))
+        steps = self._weighing.setdefault(
+            one, weighing(self.target, one.sequence, self._answer_trees, one.request.tenant)
+        )
         try:
             next(steps)
         except StopIteration as ended:

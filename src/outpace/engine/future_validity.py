@@ -53,7 +53,9 @@ def weigh(target: Target, sequence: Sequence) -> Weighed | None:
             return cast("Weighed | None", ended.value)
 
 
-def weighing(target: Target, sequence: Sequence, trees: AnswerTrees) -> Generator[None, None, Weighed | None]:
+def weighing(
+    target: Target, sequence: Sequence, trees: AnswerTrees, owner: str = ""
+) -> Generator[None, None, Weighed | None]:
     """The same in steps of one forward at most, so that other requests go on; a step without one waits for a tree that
     another request grows."""
     weighting = sequence.params.weighting
@@ -61,7 +63,7 @@ def weighing(target: Target, sequence: Sequence, trees: AnswerTrees) -> Generato
         return None
     if weighting.kind == ONE_STEP:
         return Weighed(ONE_STEP)
-    key = _key(sequence)
+    key = _key(sequence, owner)
     while key is not None and key in trees.growing:
         yield
     found = None if key is None else trees.known.get(key)
@@ -83,15 +85,25 @@ def weighing(target: Target, sequence: Sequence, trees: AnswerTrees) -> Generato
     return found[1]
 
 
-def _key(sequence: Sequence) -> Hashable:
-    """What the tree of answers depends on; None where that cannot be compared."""
+def _key(sequence: Sequence, owner: str) -> Hashable:
+    """What the tree of answers depends on, and whose it is: how long an answer takes shows whether there was a tree.
+    None where that cannot be compared."""
     params = sequence.params
     if params.processors:
         return None
     penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     bias = tuple(sorted(params.logit_bias.items()))
     stops = sequence.sampler.stop_ids
-    return tuple(sequence.tokens), params.constraint, params.weighting, params.temperature, penalties, bias, stops
+    return (
+        owner,
+        tuple(sequence.tokens),
+        params.constraint,
+        params.weighting,
+        params.temperature,
+        penalties,
+        bias,
+        stops,
+    )
 
 
 def _too_many(tree: AnswerTree) -> BadInput:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -39,6 +39,10 @@ WHOLE_CHUNK = 512
 _CHUNKS = (16, 32, 64, 128, 256, 512)
 _NEAR = 1.1
 """A chunk's time per row, as a multiple of the lowest, at which it is large enough."""
+
+
+NOBODY: Mapping[str, int] = {}
+"""Calls in preparation, where there are none."""
 
 
 class QueueFull(OutpaceError):
@@ -127,16 +131,27 @@ class Scheduler:
                 f"{bound:,}. Shorten the prompt, or raise the bound"
             )
 
-    def check_room(self, count: int, running: Seq[Ticket]) -> None:
-        """Raise QueueFull where so many more requests could not wait now."""
+    def check_room(
+        self, count: int, running: Seq[Ticket], tenant: str = "", preparing: Mapping[str, int] = NOBODY
+    ) -> None:
+        """Raise QueueFull where so many more requests of ``tenant`` could not wait now.
+
+        ``preparing``: calls, by tenant, that will ask for room themselves. A tenant that has nothing here may go beyond
+        the bound by a batch: else whoever fills the queue would lock everybody else out.
+        """
         most = self.limits.max_queue
+        if most is None:
+            return
+        waiting = len(self.waiting) + sum(preparing.values())
         free = max(0, self.limits.max_batch - len(running)) if not self.waiting else 0
-        if most is not None and len(self.waiting) + count > most + free:
-            raise QueueFull(len(self.waiting), self.retry_after())
+        present = {one.request.tenant for one in (*self.waiting, *running)} | set(preparing)
+        beside = self.limits.max_batch if present and tenant not in present else 0
+        if waiting + count > most + free + beside:
+            raise QueueFull(waiting, self.retry_after())
 
     def add(self, tickets: Seq[Ticket], running: Seq[Ticket]) -> None:
         """Let requests wait for their turn. Raises QueueFull, and then none of them waits."""
-        self.check_room(len(tickets), running)
+        self.check_room(len(tickets), running, tickets[0].request.tenant if tickets else "")
         if not self.waiting and not running:
             # Nobody is there: nobody is owed anything. A tenant that was served alone for a day must not wait for as
             # long when another comes.

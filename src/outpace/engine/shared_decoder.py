@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from weakref import WeakSet
@@ -24,7 +24,7 @@ from outpace.core.turns import ROUNDS
 from outpace.engine.decoder import Decoder
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request
-from outpace.engine.scheduler import WHOLE_CHUNK, Closed, DeadlineExceeded, Limits, Plan, Scheduler
+from outpace.engine.scheduler import NOBODY, WHOLE_CHUNK, Closed, DeadlineExceeded, Limits, Plan, Scheduler
 from outpace.targets.base import Target
 
 
@@ -134,11 +134,12 @@ class SharedDecoder:
                 self._thread.start()
         return tickets
 
-    def check_room(self) -> None:
-        """Raise QueueFull or Closed where :meth:`submit` would refuse any request now."""
+    def check_room(self, tenant: str = "", preparing: Mapping[str, int] = NOBODY) -> None:
+        """Raise QueueFull or Closed where :meth:`submit` would refuse any request of ``tenant`` now, or will once the
+        calls that are ``preparing`` (by tenant) have come."""
         with self._changing:
             self._check_open()
-            self.scheduler.check_room(1, self._running)
+            self.scheduler.check_room(1, self._running, tenant, preparing)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -79,7 +79,9 @@ class HFTokenizer:
         if len(ids) == 1:  # a stream of text asks for every token by itself, too
             known = self._texts.get(ids[0])
             if known is None:
-                known = self._texts[ids[0]] = self._decoded(ids)
+                known = self._decoded(ids)
+                if 0 <= ids[0] < len(self):  # nothing is kept of numbers that are no tokens, of which there is no end
+                    self._texts[ids[0]] = known
             return known
         return self._decoded(ids)
 

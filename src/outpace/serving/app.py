@@ -68,30 +68,32 @@ def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> Response:
         tenant = tenant_of(request)
-        service.check(tenant, asked.model)
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
             raise ApiError("max_tokens and max_completion_tokens are the same limit; give one", param="max_tokens")
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
         length = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
-        offered = await prepared(
-            tenant,
-            lambda: chosen_model(service, asked, length, lambda one: prompt_ids(one, asked, tool_parser(one, asked))),
-        )
-        tokenizer = offered.model.tokenizer
-        logprobs = asked.top_logprobs or 0 if asked.logprobs else None
-        references = (joined(asked.prediction.content),) if asked.prediction else ()
-        parser = tool_parser(tokenizer, asked)
-        tools = offered_tools(asked) if parser else []
-        demanding = has_grammar(asked) or bool(parser and parser.forced) or any(one.function.strict for one in tools)
-        grammar = await prepared(tenant, lambda: tool_grammar(tokenizer, tools, parser), grammar=demanding)
-        ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
-        what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
-        requests = await prepared(
-            tenant,
-            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1),
-            grammar=demanding,
-        )
+        ready = partial(prepared, tenant, request)
+        async with service.preparation(tenant, asked.model):
+            offered = await ready(
+                lambda: chosen_model(
+                    service, asked, length, lambda one: prompt_ids(one, asked, tool_parser(one, asked))
+                )
+            )
+            tokenizer = offered.model.tokenizer
+            logprobs = asked.top_logprobs or 0 if asked.logprobs else None
+            references = (joined(asked.prediction.content),) if asked.prediction else ()
+            parser = tool_parser(tokenizer, asked)
+            tools = offered_tools(asked) if parser else []
+            strict = any(one.function.strict for one in tools)
+            demanding = has_grammar(asked) or bool(parser and parser.forced) or strict
+            grammar = await ready(lambda: tool_grammar(tokenizer, tools, parser), grammar=demanding)
+            ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
+            what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
+            requests = await ready(
+                lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1),
+                grammar=demanding,
+            )
         usages = _usages(asked)
         job = service.admit(offered, tenant, requests, "chatcmpl", asked.n)
         answers = ChatAnswers(job, tokenizer, bool(asked.logprobs), usages, parser, counting=_counting(asked))
@@ -100,19 +102,9 @@ def _texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
     async def complete(asked: CompletionRequest, request: Request) -> Response:
         tenant = tenant_of(request)
-        service.check(tenant, asked.model)
         n = asked.n or 1
         best_of = n if asked.best_of is None else asked.best_of
-        if best_of < n:
-            raise ApiError("'best_of' must be at least n", param="best_of")
-        if best_of > n and asked.stream:
-            raise ApiError(
-                "which answer is the best is known at the end: 'best_of' cannot be streamed", param="best_of"
-            )
-        if best_of > n and asked.num_beams is not None and asked.num_beams > 1:
-            raise ApiError(
-                "'best_of' chooses among samples, and 'num_beams' among beams: give one of them", param="best_of"
-            )
+        _check_best_of(asked, n, best_of)
         if asked.echo and asked.logprobs is not None:
             raise ApiError("log-probabilities of a prompt are not computed: leave out echo or logprobs", param="echo")
         logprobs = 0 if asked.logprobs is None and best_of > n else asked.logprobs
@@ -122,12 +114,14 @@ def _texts(app: FastAPI, service: Service) -> None:
         def read(tokenizer: ChatTokenizer) -> tuple[list[list[int]], list[str]]:
             return completion_prompts(tokenizer, asked.prompt, echo=bool(asked.echo))
 
-        offered = await prepared(tenant, lambda: chosen_model(service, asked, what.length, lambda one: read(one)[0][0]))
-        tokenizer = offered.model.tokenizer
-        prompts, texts = await prepared(tenant, lambda: read(tokenizer))
-        requests = await prepared(
-            tenant, lambda: service.requests(offered, what, prompts, best_of), grammar=has_grammar(asked)
-        )
+        ready = partial(prepared, tenant, request)
+        async with service.preparation(tenant, asked.model):
+            offered = await ready(lambda: chosen_model(service, asked, what.length, lambda one: read(one)[0][0]))
+            tokenizer = offered.model.tokenizer
+            prompts, texts = await ready(lambda: read(tokenizer))
+            requests = await ready(
+                lambda: service.requests(offered, what, prompts, best_of), grammar=has_grammar(asked)
+            )
         job = service.admit(offered, tenant, requests, "cmpl", asked.n)
         shown = texts if asked.echo else None
         answers = CompletionAnswers(
@@ -149,6 +143,18 @@ def _texts(app: FastAPI, service: Service) -> None:
         raise ApiError(
             "this server generates text and has no embeddings; use a server for an embedding model",
             code="unsupported_endpoint",
+        )
+
+
+def _check_best_of(asked: CompletionRequest, n: int, best_of: int) -> None:
+    """Raise ApiError for a number of answers to choose from that makes no sense."""
+    if best_of < n:
+        raise ApiError("'best_of' must be at least n", param="best_of")
+    if best_of > n and asked.stream:
+        raise ApiError("which answer is the best is known at the end: 'best_of' cannot be streamed", param="best_of")
+    if best_of > n and asked.num_beams is not None and asked.num_beams > 1:
+        raise ApiError(
+            "'best_of' chooses among samples, and 'num_beams' among beams: give one of them", param="best_of"
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from outpace.core.names import did_you_mean
+from outpace.core.errors import shortened
+from outpace.core.names import LONGEST, did_you_mean
 from outpace.serving.errors import ApiError, encodable
 
 
@@ -51,7 +52,7 @@ class Fields(BaseModel):
                 continue
             if any(_same(value, one) for one in cls.NEUTRAL.get(name, ())):
                 continue
-            shown = encodable(name)
+            shown = shortened(encodable(name), LONGEST)
             raise PydanticCustomError("refused", "{reason}", {"reason": cls._reason(shown), "field": shown})
         return {name: value for name, value in given.items() if name in cls.model_fields}
 

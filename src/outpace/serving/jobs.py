@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence as Seq
+from collections.abc import AsyncIterator, Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -37,6 +37,8 @@ class Piece:
     """Set in a choice's last piece."""
 
 
+Timeline = tuple[tuple[str, float], ...]
+"""Events of one choice, and the seconds after its arrival."""
 Pieces = asyncio.Queue[tuple[int, Piece | None]]
 
 
@@ -158,9 +160,14 @@ class Job:
         """The counters of all choices."""
         return total(one.metrics for one in self.generations)
 
-    def timelines(self) -> list[list[dict[str, Any]]]:
-        """What has happened to each choice, in milliseconds after its arrival."""
-        return [[{"event": event, "ms": round(1e3 * at, 3)} for event, at in one.timeline] for one in self.tickets]
+    def timelines(self) -> list[Timeline]:
+        """What has happened to each choice."""
+        return [tuple(one.timeline) for one in self.tickets]
+
+
+def shown(timelines: Iterable[Timeline]) -> list[list[dict[str, Any]]]:
+    """Timelines as a caller gets them, in milliseconds after the arrival."""
+    return [[{"event": event, "ms": round(1e3 * at, 3)} for event, at in one] for one in timelines]
 
 
 class _Reader:

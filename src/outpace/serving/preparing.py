@@ -11,15 +11,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.requests import Request
+
+from outpace.serving.errors import ApiError
+from outpace.serving.streaming import GONE
 from outpace.serving.tenants import Tenant
 
 T = TypeVar("T")
 _GRAMMARS = ThreadPoolExecutor(4, "outpace-grammars")
 
 
-async def prepared(tenant: Tenant, work: Callable[[], T], *, grammar: bool = False) -> T:
-    """What ``work`` returns, called in another thread; ``grammar``: whether it may compile one."""
+async def prepared(tenant: Tenant, caller: Request, work: Callable[[], T], *, grammar: bool = False) -> T:
+    """What ``work`` returns, called in another thread; ``grammar``: whether it may compile one.
+
+    Raises ApiError where the caller has left while it waited for its turn: nobody wants the grammar any more.
+    """
     if not grammar:
         return await asyncio.to_thread(work)
     async with tenant.grammars:
+        if await caller.is_disconnected():
+            raise ApiError("the caller has left", GONE)
         return await asyncio.get_running_loop().run_in_executor(_GRAMMARS, work)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence as Seq
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence as Seq
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from outpace.api.requests import ask, samples
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, shortened
 from outpace.core.lru import Lru
-from outpace.core.names import did_you_mean
+from outpace.core.names import LONGEST, did_you_mean
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Closed, QueueFull
+from outpace.engine.scheduler import Closed, DeadlineExceeded, QueueFull
 from outpace.model import Model
 from outpace.serving.asked import (
     Asked,
@@ -27,15 +30,23 @@ from outpace.serving.asked import (
 )
 from outpace.serving.errors import ApiError
 from outpace.serving.fields import field_named
-from outpace.serving.jobs import Job
+from outpace.serving.jobs import Job, Timeline, shown
 from outpace.serving.logs import Log
 from outpace.serving.metrics import LatencyBounds, Metrics
 from outpace.serving.offered import Defaults, Offered
 from outpace.serving.tenants import Tenant, Tenants
 from outpace.traces.trace_writer import TraceLog
 
-MOST_TIMELINES = 2048
-"""Requests whose timelines are kept."""
+MOST_TIMELINES, MOST_CHOICES = 2048, 8192
+"""Calls, and their choices, whose timelines are kept."""
+
+
+def _check_prediction(one: Request, model: Model) -> None:
+    """Raise BadInput for a text to copy from that no answer could be: its index is made for each choice while others
+    wait for their next token."""
+    count, room = sum(map(len, one.references)), model.target.context_length
+    if count > room:
+        raise BadInput(f"'prediction' has {count:,} tokens, and no answer is longer than the context of {room:,}")
 
 
 class Service:
@@ -58,22 +69,41 @@ class Service:
         """Where requests are written when they have ended, if anywhere."""
         self.ready = True
         self.started = int(time.time())
-        self._jobs: Lru[str, tuple[str, Job | list[Any]]] = Lru(MOST_TIMELINES)
+        self._jobs: Lru[str, tuple[str, Job | list[Timeline]]] = Lru(MOST_TIMELINES)
+        self._preparing: Counter[str] = Counter()
+        """Calls that are being prepared, by tenant."""
 
     def find(self, name: str) -> Offered:
         """The model of that id. Raises ApiError 404."""
         found = self.offered.get(name)
         if found is None:
             hint = did_you_mean(name, list(self.offered)) or f"this server has: {', '.join(self.offered)}"
-            raise ApiError(f"there is no model '{name}'; {hint}", 404, param="model", code="model_not_found")
+            shown = shortened(name, LONGEST)
+            raise ApiError(f"there is no model '{shown}'; {hint}", 404, param="model", code="model_not_found")
         return found
 
-    def check(self, tenant: Tenant, model: str) -> None:
-        """Raise ApiError, QueueFull or Closed for a call that would be refused now whatever it asks for: before its
-        prompt is read. On the event loop."""
+    @asynccontextmanager
+    async def preparation(self, tenant: Tenant, model: str) -> AsyncIterator[None]:
+        """While a call is prepared, on the event loop: it counts as one that waits, and its time limit runs.
+
+        Raises ApiError, QueueFull or Closed for one that would be refused now whatever it asks for, before its prompt
+        is read, and DeadlineExceeded.
+        """
         tenant.check()
         if (offered := self.offered.get(model)) is not None:
-            offered.decoder.check_room()
+            offered.decoder.check_room(tenant.name, self._preparing)
+        self._preparing[tenant.name] += 1
+        limit = self.defaults.time_limit
+        try:
+            async with asyncio.timeout(limit) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"the request took longer than its limit of {limit:g} s") from None
+        finally:
+            self._preparing[tenant.name] -= 1
+            self._preparing += Counter()  # without those that have none
 
     def requests(self, offered: Offered, asked: Asked, prompts: Seq[Seq[int]], count: int) -> list[Request]:
         """``count`` requests for each prompt, checked, with consecutive seeds. May take a while: not for the event
@@ -89,6 +119,7 @@ class Service:
                 length = length_of(offered, len(ids), asked)
                 one = ask(model, list(ids), None, {**options, "max_new_tokens": length, "method": method}).requests[0]
                 check_population(one, body)
+                _check_prediction(one, model)
                 offered.decoder.scheduler.check(one)
             except BadInput as error:
                 where = f"prompt {at + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
@@ -136,6 +167,7 @@ class Service:
         generations, counted = job.generations, job.counted
         tenant.charge(job.completion_tokens)
         self._jobs.put(job.id, (tenant.name, job.timelines()))
+        self._forget_old()
         if self.trace is not None:
             try:
                 for number, ticket in enumerate(job.tickets):
@@ -171,7 +203,17 @@ class Service:
         found = self._jobs.get(job_id)
         if found is None or found[0] != tenant.name:
             raise ApiError(f"there is no request '{job_id}', or it is no longer remembered", 404)
-        return found[1].timelines() if isinstance(found[1], Job) else found[1]
+        return shown(found[1].timelines() if isinstance(found[1], Job) else found[1])
+
+    def _forget_old(self) -> None:
+        """Forget the timelines of the calls that ended first, where there are too many choices."""
+        kept = [(name, len(one)) for name, (_, one) in self._jobs.items() if not isinstance(one, Job)]
+        total = sum(count for _, count in kept)
+        for name, count in kept[:-1]:
+            if total <= MOST_CHOICES:
+                return
+            self._jobs.drop(name)
+            total -= count
 
     def drain(self, seconds: float | None = None) -> bool:
         """Take no more requests and wait for those under way. Whether all have ended in time."""

@@ -36,8 +36,11 @@ def chosen_model(service: Service, asked: Common, length: int | None, read: Read
     expected: list[tuple[float, Offered]] = []
     for offered in offers:
         method, prompt = offered.method(asked.speculation), read(offered.model.tokenizer)
+        if not all(0 <= token < offered.model.target.vocab_size for token in prompt):
+            return offered  # which refuses it, in words
+        most = min(length or USUAL_LENGTH, offered.model.target.context_length)
         with ROUNDS, offered.model.target.round():
-            seconds = method.drafter.expected_seconds(prompt, length or USUAL_LENGTH, greedy=greedy)
+            seconds = method.drafter.expected_seconds(prompt, most, greedy=greedy)
         if seconds is None:
             raise ApiError(
                 f"'model' names several, and method '{method.name}' does not predict which of them answers first; "
