@@ -28,7 +28,24 @@ async def prepared(tenant: Tenant, caller: Request, work: Callable[[], T], *, gr
     """
     if not grammar:
         return await asyncio.to_thread(work)
-    async with tenant.grammars:
-        if await caller.is_disconnected():
-            raise ApiError("the caller has left", GONE)
-        return await asyncio.get_running_loop().run_in_executor(_GRAMMARS, work)
+    await tenant.grammars.acquire()
+    try:
+        running = await _begun(caller, work)
+    except BaseException:
+        tenant.grammars.release()
+        raise
+
+    def ended(done: asyncio.Future[T]) -> None:
+        tenant.grammars.release()
+        if not done.cancelled():
+            done.exception()  # which nobody may wait for any more
+
+    running.add_done_callback(ended)
+    # Where the caller's time is over the thread goes on: until it ends the tenant has no other.
+    return await asyncio.shield(running)
+
+
+async def _begun(caller: Request, work: Callable[[], T]) -> asyncio.Future[T]:
+    if await caller.is_disconnected():
+        raise ApiError("the caller has left", GONE)
+    return asyncio.get_running_loop().run_in_executor(_GRAMMARS, work)
