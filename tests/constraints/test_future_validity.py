@@ -477,9 +477,9 @@ def test_samples_of_one_prompt_share_the_tree(monkeypatch: pytest.MonkeyPatch) -
     decoder.run()
     assert len(made) == 2
     for name in ("ann", "bob"):  # that there is a tree shows in the time that an answer takes
-        one = Request(PROMPT, build("none", context), params, max_new_tokens=8, stop_ids=stops, tenant=name)
-        decoder.submit(one)
-        decoder.submit(one)
+        asked = Request(PROMPT, build("none", context), params, max_new_tokens=8, stop_ids=stops, tenant=name)
+        decoder.submit(asked)
+        decoder.submit(asked)
     decoder.run()
     assert len(made) == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,11 @@ def trained(folder: Path, name: str, *, size: str = "tiny", init: Path | None = 
     names = ["cat", "dog", "owl", "fox", "bee", "ant"]
     rows = [{"turns": [f"what did the {one} say to the {other}"]} for one in names for other in names if one != other]
     prompts.write_text("\n".join(map(json.dumps, rows)))
-    given = {"size": size, "vocabulary": 16} if init is None else {"init": init, "seed": 1}
+    given: dict[str, Any] = {"size": size, "vocabulary": 16} if init is None else {"init": init, "seed": 1}
     outpace.train(
         TOY, "eagle3", folder / name, prompts=[prompts], tokens=300, passages=0.0, batch_tokens=150,
         data=folder / "data", **given,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     return folder / name
 
 

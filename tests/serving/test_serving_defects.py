@@ -320,7 +320,8 @@ def test_a_prediction_is_no_longer_than_an_answer_can_be() -> None:
 def test_the_names_of_fields_and_models_are_repeated_as_far_as_they_are_names() -> None:
     name = "x" * (1 << 20)
     with client() as to:
-        for error in (refused(to, 400, "there is no field", **{name: 1}), refused(to, 404, "no model", model=name)):
+        more: dict[str, Any] = {name: 1}
+        for error in (refused(to, 400, "there is no field", **more), refused(to, 404, "no model", model=name)):
             assert len(json.dumps(error)) < 2000
 
 
