@@ -173,7 +173,7 @@ def test_what_is_shortened_ends_after_a_whole_word(text: str, longest: int) -> N
 
 
 def test_a_megabyte_is_shortened_at_once() -> None:
-    """A grammar's error may repeat all of it: word by word it took an hour."""
+    """A grammar's error may repeat all of it: word by word the time grew with its square."""
     assert shortened("a " * (1 << 19)) == "a " * (LONGEST // 2 - 2) + "..."
 
 

@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from cli_support import toy
 from outpace.engine.prefix_cache import PrefixCache
+from outpace.engine.scheduler import Limits
+from outpace.engine.shared_decoder import SharedDecoder
 from outpace.serving import guard
 from outpace.serving.errors import ApiError
 from outpace.serving.logs import Log
+from outpace.serving.offered import Defaults
 from outpace.serving.server import OwnLog
+from outpace.serving.service import Service
 from outpace.serving.tenants import Tenant, Terms
 from outpace.traces.trace_format import TraceHeader
 from outpace.traces.trace_writer import TraceLog
@@ -365,4 +370,15 @@ def test_what_is_prepared_is_bounded_like_what_waits(leave: bool, monkeypatch: p
     served.stop()
     assert codes == ([200, 429, 429, 499] if leave else [429, 429, 504, 504])
     assert len(compiled) == 1
-    assert not served._preparing
+    assert not any(one.preparing for one in served.offered.values())
+
+
+def test_calls_that_are_prepared_for_one_model_do_not_fill_the_queue_of_another() -> None:
+    models = [toy("large"), toy("small")]
+    for one in models:
+        one.shared = SharedDecoder(one.target, one.tokenizer, Limits(max_batch=1, max_queue=1))
+    served = Service(models, defaults=Defaults("pld"))
+    served.offered["large"].preparing[""] = 9
+    with client(served) as to:
+        refused(to, 429, "9 requests are waiting", path=COMPLETE, model="large")
+        assert complete(to, model="small", max_tokens=3)["choices"]

@@ -54,7 +54,10 @@ class QueueFull(OutpaceError):
 
 
 class DeadlineExceeded(OutpaceError):
-    """A request took longer than its time limit."""
+    """A request took longer than its time limit, of ``limit`` seconds."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(f"the request took longer than its limit of {limit:g} s")
 
 
 class Closed(OutpaceError):

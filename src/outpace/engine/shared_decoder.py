@@ -272,7 +272,8 @@ class SharedDecoder:
         self.target.limit_kv(None if bound is None else bound - cached, planned)
 
     def _overdue(self, ticket: Ticket) -> None:
-        error = DeadlineExceeded(f"the request took longer than its limit of {ticket.request.time_limit:g} s")
+        assert ticket.request.time_limit is not None
+        error = DeadlineExceeded(ticket.request.time_limit)
         if ticket.generation is None:
             ticket.error = error
         else:

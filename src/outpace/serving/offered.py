@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,6 +57,8 @@ class Offered:
             self._own = build(defaults.method, self._context, defaults.settings, defaults.rule)
         self._built: Lru[Any, Method] = Lru(MOST_METHODS)
         self._building = Lock()
+        self.preparing: Counter[str] = Counter()
+        """Calls for it that are being prepared, by tenant; on the event loop alone."""
 
     @property
     def id(self) -> str:

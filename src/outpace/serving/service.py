@@ -70,8 +70,6 @@ class Service:
         self.ready = True
         self.started = int(time.time())
         self._jobs: Lru[str, tuple[str, Job | list[Timeline]]] = Lru(MOST_TIMELINES)
-        self._preparing: Counter[str] = Counter()
-        """Calls that are being prepared, by tenant."""
 
     def find(self, name: str) -> Offered:
         """The model of that id. Raises ApiError 404."""
@@ -90,20 +88,23 @@ class Service:
         is read, and DeadlineExceeded.
         """
         tenant.check()
+        preparing = Counter[str]()
         if (offered := self.offered.get(model)) is not None:
-            offered.decoder.check_room(tenant.name, self._preparing)
-        self._preparing[tenant.name] += 1
+            preparing = offered.preparing
+            offered.decoder.check_room(tenant.name, preparing)
+        preparing[tenant.name] += 1
         limit = self.defaults.time_limit
         try:
             async with asyncio.timeout(limit) as timeout:
                 yield
         except TimeoutError:
-            if not timeout.expired():
+            if limit is None or not timeout.expired():
                 raise
-            raise DeadlineExceeded(f"the request took longer than its limit of {limit:g} s") from None
+            raise DeadlineExceeded(limit) from None
         finally:
-            self._preparing[tenant.name] -= 1
-            self._preparing += Counter()  # without those that have none
+            preparing[tenant.name] -= 1
+            if not preparing[tenant.name]:
+                del preparing[tenant.name]
 
     def requests(self, offered: Offered, asked: Asked, prompts: Seq[Seq[int]], count: int) -> list[Request]:
         """``count`` requests for each prompt, checked, with consecutive seeds. May take a while: not for the event

@@ -35,7 +35,7 @@ from outpace.training.data_config import DataConfig
 from outpace.training.dialogues import Dialogues, joined
 from outpace.training.memory import give_back, ran_out
 from outpace.training.prompt_log import LOG, Log
-from outpace.training.shards import MANIFEST, Conversation, Shards
+from outpace.training.shards import MANIFEST, Conversation, Shards, state_bytes
 
 BLOCK = 192
 """Prompts that are answered between two shards, at most."""
@@ -207,8 +207,8 @@ class Collector:
         layers = len(self._kept_layers())
         if not layers:
             return BLOCK
-        numbers = 2 * layers if self.config.state_bits == 16 else layers + 1  # bytes; 16 bits for the highest layer
-        a_prompt = numbers * self.model.target.hidden_size * self.config.turns * (self._most // 2 + 224)
+        a_token = state_bytes(layers, self.model.target.hidden_size, self.config.state_bits)
+        a_prompt = a_token * self.config.turns * (self._most // 2 + 224)
         return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
 
     def _kept_layers(self) -> tuple[int, ...]:

@@ -171,6 +171,11 @@ class Shards:
                     yield Conversation(key, tokens[first:middle], tokens[middle:last], rows, earlier)
 
 
+def state_bytes(layers: int, hidden_size: int, state_bits: int) -> int:
+    """Bytes of a token's hidden states, as :meth:`Shards.append` writes them; the factors of 8 bits left out."""
+    return (2 * layers if state_bits == 16 else layers + 1) * hidden_size
+
+
 def narrowed(layer: int, rows: Tensor) -> dict[str, Tensor]:
     """Tensors of a shard that hold rows (n, hidden) in 8 bits a number (e4m3), with a factor for each row."""
     scale = rows.float().abs().amax(-1).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
