@@ -37,7 +37,11 @@ from study_parts import Part, Run, batches, run_parts, study_options
 SWEEPS: dict[str, tuple[str, ...]] = {
     # As in the defaults, delta is the square root of epsilon.
     "typical": tuple(f"epsilon={one:g},delta={one**0.5:.3g}" for one in (0.03, 0.09, 0.25, 0.5)),
-    "top-beta": tuple(f"tau={one:g}" for one in (0.25, 0.5, 1.0, 2.0)),
+    "top-beta": (
+        *(f"tau={one:g}" for one in (0.25, 0.5, 1.0, 2.0)),
+        "criterion=top-k,beta=2",
+        "criterion=distance,distance=1",
+    ),
     "cactus": tuple(f"delta={one:g}" for one in (0.01, 0.03, 0.1, 0.3, 1.0)),
     "margin": tuple(f"theta={one:g}" for one in (0.98, 0.95, 0.9, 0.8)),
     "rollback": tuple(f"distance={one:g}" for one in (0.5, 1.0, 2.0, 4.0)),
