@@ -27,7 +27,7 @@ from outpace.acceptance.bounds import (
     total_variation,
 )
 from outpace.acceptance.cactus import Cactus, best_ratios
-from outpace.acceptance.lantern import neighbors_of
+from outpace.acceptance.lantern import MOST_NEIGHBORS, neighbors_of
 from outpace.acceptance.lossy import LossyRule
 from outpace.acceptance.registry import all_rules, configured, find_rule, public
 from outpace.acceptance.relaxed_target import Proposed
@@ -498,6 +498,13 @@ def test_lantern_moves_probability_from_the_nearest_tokens_up_to_the_cap() -> No
     assert wide.relaxed(p, drafted).tolist() == pytest.approx([0.1, 0.5, 0.35, 0.05])  # type: ignore[attr-defined]
     h = first(committed(find_rule("lantern", {"cap": 0.1}), {(): p.tolist()}, chain(1)), 4)
     assert total_variation(h, p) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a_request_cannot_have_all_tokens_as_neighbors() -> None:
+    """Each takes time of everybody's round."""
+    find_rule("lantern", {"neighbors": MOST_NEIGHBORS})
+    with pytest.raises(BadInput, match="neighbors"):
+        find_rule("lantern", {"neighbors": MOST_NEIGHBORS + 1})
 
 
 class Scattered(TableTarget):

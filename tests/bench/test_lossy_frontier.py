@@ -83,7 +83,7 @@ def test_a_study_goes_on_where_it_ended_and_writes_its_tables(
     assert "temperature 1, 3 prompts, up to 6 tokens" in text
     assert "Never faster than the lossless rule beyond the noise" in text
     assert text.count("| `pld@typical(") == 4
-    assert "On the frontier and faster than the lossless rule beyond the noise" in text
+    assert "On the frontier, and faster than the lossless rule and than autoregressive decoding" in text
     assert "seen-toy\n" in told  # over both temperatures
     seen = [line for line in told.splitlines() if line.startswith(("| `typical` |", "| `top-beta` |"))]
     assert [line.split(" | ")[:2] for line in seen] == [

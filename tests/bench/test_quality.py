@@ -303,6 +303,16 @@ def test_nothing_is_said_where_the_variation_of_some_nodes_cannot_be_had() -> No
     assert quality_row({"a": known, "b": lost}, {}, lossless=False, greedy=False)["tv"] is None
 
 
+def test_the_variation_of_a_long_answer_counts_for_all_of_its_tokens() -> None:
+    """As many nodes are measured of each answer."""
+    short, long = PromptQuality(tokens=10, tv=2.0, tv_nodes=4), PromptQuality(tokens=90, tv=0.4, tv_nodes=4)
+    found = quality_row({"a": short, "b": long}, {}, lossless=False, greedy=False)
+    assert found["tv"] == pytest.approx((10 * 0.5 + 90 * 0.1) / 100)
+    low, high = found["tv_ci95"]
+    assert low < found["tv"] < high
+    assert quality_row({"a": short}, {}, lossless=True, greedy=False)["tv"] == 0.0
+
+
 def test_tokens_within_rounding_of_the_first_are_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     row = table_of(model).table((1, 2))
@@ -417,15 +427,20 @@ def test_the_report_shows_the_frontier_and_the_table() -> None:
 
 
 def test_the_frontier_holds_what_nothing_dominates() -> None:
-    assert on_frontier([(0.0, 1.0), (0.1, 1.5), (0.2, 1.4), (-0.1, 1.6), (0.1, 1.5)]) == [
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
-    assert on_frontier([(0.1, 1.5), (0.1, 1.5)]) == [True, True]
-    assert on_frontier([]) == []
+    points = [(0.0, 1.0), (0.1, 1.5), (0.2, 1.4), (-0.1, 1.6), (0.1, 1.5)]
+    assert on_frontier(points, [False] * 5) == [True, False, False, True, False]
+    assert on_frontier([(0.1, 1.5), (0.1, 1.5)], [False] * 2) == [True, True]
+    assert on_frontier([], []) == []
+
+
+def test_what_is_slower_than_autoregressive_decoding_is_on_no_frontier() -> None:
+    assert on_frontier([(0.001, 0.9), (0.3, 1.01)], [False] * 2) == [False, True]
+
+
+def test_samples_of_a_lossless_row_do_not_diverge() -> None:
+    """Whatever their likelihood has come to: a careful lossy row that is slower does not stand beside it."""
+    assert on_frontier([(-0.12, 1.2), (0.01, 1.15)], [True, False]) == [True, False]
+    assert on_frontier([(-0.12, 1.2), (0.01, 1.15)], [False, False]) == [True, True]
 
 
 def table_distance(one: Seq[int], other: Seq[int]) -> int:
@@ -459,6 +474,21 @@ def test_intervals_of_shares() -> None:
     assert many is not None
     assert 0 < few < many < 1
     assert smallest_share_difference(0, 0, 0) is None
+
+
+@pytest.mark.parametrize(("of", "differ"), [(82, 0), (82, 2), (200, 0), (200, 40)])
+def test_the_smallest_difference_that_is_stated_would_be_seen(of: int, differ: int) -> None:
+    """Four samples in five of so many answers show a difference of that size, also where hardly any answer differed."""
+    stated = smallest_share_difference(differ // 2, differ // 2, of) or 0.0
+    numbers = random.Random(7)
+    more = max(0.0, differ / of - stated) / 2  # that differ either way
+    seen = 0
+    for _ in range(2000):
+        drawn = [numbers.random() for _ in range(of)]
+        lost, gained = sum(one < stated + more for one in drawn), sum(one > 1.0 - more for one in drawn)
+        _, high = paired_share_interval(gained, lost, of) or (0.0, 0.0)
+        seen += high < 0.0
+    assert 0.75 < seen / 2000 < 0.97
 
 
 def test_the_interval_of_a_difference_is_paired() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 import outpace
 from outpace.acceptance.base import AcceptanceRule, Verdict
@@ -26,9 +28,11 @@ from outpace.certify.rule_nodes import enumerate_nodes
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build, find
+from outpace.targets.base import TreeScores
+from outpace.targets.table import TableTarget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -174,6 +178,13 @@ def test_settings_that_are_given_stay() -> None:
     assert len(corners_of(find_rule("cactus", {"delta": 0.0, "divergence": "tv"}))) == 1
 
 
+def test_settings_that_mean_lossless_are_certified_as_lossless() -> None:
+    found = outpace.certify("pld", level="bound", rule="cactus", rule_settings={"delta": 0.0, "divergence": "tv"})
+    assert found.passed
+    assert found.lossless is True
+    assert "identical in distribution" in found.verdict
+
+
 def test_sampling_parameters_may_be_given() -> None:
     found = outpace.certify("pld", level="bound", rule="top-beta", params=SamplingParams(0.8, top_p=0.9), cells=1)
     assert found.passed, found.verdict
@@ -292,6 +303,32 @@ def test_a_rule_that_counts_the_draws_which_the_first_one_asked_for_is_refused(m
     enumerate_nodes(planted, sampling, 12)
     assert planted.worst > 1e-4
     assert "as many draws as the first one says" in planted.where
+
+
+def test_a_distribution_that_is_no_number_breaks_the_bound() -> None:
+    findings = RuleFindings(find_rule("cactus"))
+    scores = root_of([0.0, 1.0, 2.0], SamplingParams(temperature=1.0))
+    findings.see(scores, torch.cat([scores.p(ROOT)[:2], torch.tensor([math.nan])]), "here")
+    assert findings.check().holds is False
+    assert "no finite number" in findings.where
+
+
+def test_what_rollback_relaxes_beside_a_certain_token_has_its_limit() -> None:
+    """1 - max p is 0 in float32 there, and the other tokens' probabilities are not."""
+    scores = root_of([20.0, 1.5, -2.0], SamplingParams())
+    for distance, token in ((20.0, 1), (25.0, 2)):
+        findings = RuleFindings(find_rule("rollback", {"distance": distance}))
+        committed = torch.zeros(3, dtype=torch.float64)
+        committed[token] = 1.0
+        findings.see(scores, committed, "there")
+        assert findings.check().holds is True, findings.where
+
+
+def root_of(logits: list[float], params: SamplingParams) -> TreeScores:
+    """The target's scores of a text that nothing is drafted for."""
+    rows = torch.tensor([logits])
+    target = TableTarget(len(logits), lambda _: rows[0])
+    return TreeScores(target.sequence([0], params), TokenTree(), rows, {})
 
 
 def test_a_bound_that_is_never_near_its_limit_is_reported() -> None:

@@ -37,13 +37,17 @@ _RECEIVERS = 8
 """Tokens of a sampled row that receive at a node: those that lack most."""
 _KEPT = 4096
 """Tokens whose neighbors are kept."""
+MOST_NEIGHBORS = 256
+"""Each is asked for in Python at every node, while other requests wait for the round."""
 
 
 class LanternSettings(StrictModel):
     """Settings of ``lantern``."""
 
     cap: float = Field(0.1, ge=0, le=1, description="largest total variation at a node; 0 is lossless")
-    neighbors: int = Field(10, ge=1, description="how many nearest tokens give probability to a draft token")
+    neighbors: int = Field(
+        10, ge=1, le=MOST_NEIGHBORS, description="how many nearest tokens give probability to a draft token"
+    )
 
 
 class Neighbors:
@@ -130,6 +134,8 @@ class Lantern(RelaxedTarget[LanternSettings]):
         for (token, missing), others in zip(receivers, near, strict=True):
             wish = missing
             for other in others:
+                if wish <= 0.0 or left <= 0.0:
+                    break
                 moved = min(wish, left, float(surplus[other]))
                 h[token] += moved
                 h[other] -= moved

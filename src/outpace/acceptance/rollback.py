@@ -64,8 +64,10 @@ class Rollback(Forgiving[RollbackSettings]):
         return super().limit(node) if self._relaxes(node) else 0.0
 
     def greedy_limit(self, node: NodeView) -> float:
-        # Another token than the best one has at most what that one leaves.
-        another = 1.0 - node.highest >= self.least(node) * (1.0 - 1e-6)
+        # Another token than the best one has at most what that one leaves; summed, as 1 - max p is lost to rounding.
+        others = node.probs.double().clone()
+        others[others.argmax()] = 0.0
+        another = float(others.sum()) >= self.least(node) * (1.0 - 1e-6)
         return max(0.0, super().greedy_limit(node)) if another else 0.0
 
     def accepted(self, node: NodeView) -> Callable[[int], bool]:

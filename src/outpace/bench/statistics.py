@@ -68,6 +68,15 @@ def difference_interval(
     return middle + wider * (found[0] - middle), middle + wider * (found[1] - middle)
 
 
+def rate_interval(
+    parts: Sequence[Rate], *, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[float, float] | None:
+    """Bootstrap interval of a ratio of totals that are not negative; None as for :func:`speedup_interval`."""
+    nothing = [(0.0, 1.0)] * len(parts)
+    found = difference_interval(parts, nothing, seed=seed, level=level, resamples=resamples)
+    return None if found is None else (max(0.0, found[0]), found[1])
+
+
 def widening(size: int, level: float) -> float:
     """How much wider than that of a bootstrap an interval from ``size`` items has to be, on both sides."""
     from scipy.special import ndtri, stdtrit
@@ -128,9 +137,14 @@ def paired_share_interval(gained: int, lost: int, of: int) -> tuple[float, float
 def smallest_share_difference(gained: int, lost: int, of: int) -> float | None:
     """The smallest difference of two paired shares that a test at 5 % shows with a power of 80 %.
 
-    Where as many items differ between the two as did here: more of them make a small difference harder to see.
+    Where as many items differ between the two as did here: more of them make a small difference harder to see. But at
+    least as many must differ as the difference itself says: where all of these are lost, a difference d has a standard
+    error of sqrt(d (1 - d) / of), and c times that, with c the sum of both quantiles, is d at c^2 / (of + c^2).
     """
-    return min(1.0, (_Z95 + _Z_POWER) * _paired_error(gained, lost, of)) if of else None
+    if not of:
+        return None
+    quantiles = _Z95 + _Z_POWER
+    return min(1.0, max(quantiles * _paired_error(gained, lost, of), quantiles**2 / (of + quantiles**2)))
 
 
 def _paired_error(gained: int, lost: int, of: int) -> float:

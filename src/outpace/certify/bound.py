@@ -187,6 +187,6 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
     if not broken and loose:
         verdict += f"; never near its limit (below {NEAR:.0%} of it) with {', '.join(check.rule for check in loose)}"
     # Of outputs that could not be enumerated nothing is known; what is broken at a node is known all the same.
-    unknown = rule.lossless and unseen and not broken
-    certificate = Certificate(name, "bound", None if unknown else rule.lossless and not broken, verdict)
+    unknown = rule.exact and unseen and not broken
+    certificate = Certificate(name, "bound", None if unknown else rule.exact and not broken, verdict)
     return replace(certificate, bounds=tuple(checks))

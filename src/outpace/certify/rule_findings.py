@@ -36,6 +36,9 @@ class RuleFindings:
         bound = self.rule.bound
         if bound is None:
             return
+        if not h.isfinite().all():
+            self.fail(math.inf, f"{where}: a probability that is no finite number")
+            return
         node = view(scores, ROOT)
         if scores.sequence.params.greedy:
             committed = h > TOLERANCE

@@ -46,7 +46,11 @@ def certify(
     alpha: Annotated[float, option(value="A", text="Probability of rejecting a lossless method.")] = 0.01,
     prompts: opt.PromptFile,
     cells: Annotated[
-        int | None, option(value="N", text="Test only N cells of the exact matrix, selected by --seed.")
+        int | None,
+        option(
+            value="N",
+            text="Test only N cells of the exact matrix, selected by --seed; bound: with each choice of settings.",
+        ),
     ] = None,
     drafting: Drafting,
     sampling: opt.Sampling,

@@ -113,7 +113,7 @@ def make_rows(net: Net, requests: Seq[CommittedRows]) -> None:
             states = net.known(tokens, one.hidden.rows(start, stop))
             beside = tokens if net.reads_tokens else ()
             batch.append(Rows(one.kv, states, list(range(start, stop)), beside, entry=True))
-        net.run(batch, logits=False)
+        net.runner.keep(batch)
         for one in requests:
             one.forget_old()
         requests = [one for one in requests if one.waiting > 1]

@@ -24,6 +24,7 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.controllers.predictor import Predictor
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
@@ -40,13 +41,13 @@ from outpace.targets.side_by_side import Gathered, gather, rows_of_rounds
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
-"""The cost of a level where none was measured, in autoregressive steps."""
+"""The cost of a level where none was measured, in autoregressive rounds."""
 _WAITING = 32 << 20
 """Bytes of a prompt's hidden states that may wait."""
 _UNREAD = 256
 """Forwards whose hidden states a request may leave unread: so long the scores of their batches are kept."""
-_LEVELS, _CHILDREN = 3, 4
-"""Levels of a draft that is made to measure them, and their rows."""
+_LEVELS, _CHILDREN = 3, 2
+"""Levels of a draft that is made to measure them, and their rows: about as many as sampled drafts have."""
 
 
 class _Unread(NamedTuple):
@@ -114,12 +115,12 @@ class FeatureDrafter(Drafter[FeatureState]):
         self._branches: list[Branches] = []
         """Those that no draft uses now."""
         self._level_cost = LevelCost(
-            net.target, recorded_as(f"level of {type(net).__name__} {net.fingerprint}"), self._rehearse
+            net.target, recorded_as(f"small level of {type(net).__name__} {net.fingerprint}"), self._rehearse
         )
 
     @abstractmethod
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
-        """Begin a draft. ``level_cost``: what running a level costs, in autoregressive steps."""
+        """Begin a draft. ``level_cost``: what running a level costs, in autoregressive rounds."""
 
     def _rehearse(self) -> None:
         draft_seconds(
@@ -152,14 +153,14 @@ class FeatureDrafter(Drafter[FeatureState]):
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
-        ready, drafts, costs = list[FeatureState](), list[CandidateTree](), dict[bool, float]()
+        ready, drafts, costs = list[FeatureState](), list[CandidateTree](), dict[tuple[bool, bool], float]()
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
             if state.complete and budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
-                greedy = state.sequence.params.greedy
-                if budget.relative_costs and greedy not in costs:
-                    costs[greedy] = self._level_cost.of(state.sequence, len(states))
-                cost = costs[greedy] if budget.relative_costs else 0.0
+                kind = state.sequence.params.greedy, state.sequence.timed
+                if budget.relative_costs and kind not in costs:
+                    costs[kind] = self._level_cost.of(state.sequence, len(states))
+                cost = costs[kind] if budget.relative_costs else 0.0
                 state.candidates = self.start(state, budget, cost)
                 ready.append(state)
                 drafts.append(state.candidates)
@@ -167,8 +168,9 @@ class FeatureDrafter(Drafter[FeatureState]):
             make_rows(self.net, [state for state in ready if state.waiting > SHORT])
             # Not one for all: a request's processor may generate with the same drafter meanwhile.
             branches = self._branches.pop() if self._branches else self.net.branches()
+            sampled = any(not state.sequence.params.greedy for state in ready)
             for seconds in branches.draft([state.root(self.net) for state in ready], drafts):
-                self._level_cost.measured(seconds)
+                self._level_cost.measured(seconds, sampled=sampled)
             self._branches.append(branches)
             for state in ready:
                 state.forget_old()
@@ -244,36 +246,46 @@ def _blocks(unread: Seq[_Unread]) -> list[list[_Unread]]:
 
 
 class LevelCost:
-    """Costs of a level in autoregressive steps of ``target``.
+    """Costs of a level in autoregressive rounds of ``target``.
 
-    Greedy requests go by the time that levels take now. Sampled ones, whose answers must not depend on the clock, go by
-    what ``rehearse`` gave when it was first called on this machine, kept with the target's costs under ``name``.
+    Requests go by the time that levels take now, greedy and sampled ones apart. Those whose answers must not depend on
+    the clock go by what ``rehearse`` gave when it was first called on this machine, kept with the target's costs under
+    ``name``.
     """
 
     def __init__(self, target: Target, name: str, rehearse: Callable[[], None]) -> None:
         self._target, self._name, self._rehearse = target, name, rehearse
-        self._seconds = 0.0
+        self._predictor = Predictor(target.costs)
+        self._seconds = {False: 0.0, True: 0.0}
+        """By whether requests sample; 0 where no level was timed."""
         self._rehearsing = False
 
-    def measured(self, seconds: float) -> None:
+    def measured(self, seconds: float, *, sampled: bool) -> None:
         """One level took so long."""
         # Some levels are interrupted: what is usual counts, not the mean.
-        self._seconds = seconds if not self._seconds else min(1.1 * self._seconds, 0.9 * self._seconds + 0.1 * seconds)
+        usual = self._seconds[sampled] or seconds
+        self._seconds[sampled] = min(1.1 * usual, 0.9 * usual + 0.1 * seconds)
 
     def of(self, sequence: Sequence, batch: int) -> float:
         """The cost of a level for one of ``batch`` requests, whose rows it runs together: each bears its share."""
-        if self._rehearsing or (sequence.params.greedy and not self._seconds):
-            return LEVEL_COST
-        whole = min(1.0, self._target.costs.steps(lambda: self._usual(sequence), LEVEL_COST, batch))
-        return whole if self._target.costs.fixed else whole / batch  # fixed costs do not depend on the batch
-
-    def _usual(self, sequence: Sequence) -> float:
-        return self._seconds if sequence.params.greedy else self._target.costs.once(self._name, self._rehearsed)
+        costs, sampled, live = self._target.costs, not sequence.params.greedy, sequence.timed
+        if costs.fixed or self._rehearsing or (live and not self._seconds[sampled]):
+            return LEVEL_COST  # which does not depend on the batch
+        context = 1 << (len(sequence.tokens) - 1).bit_length()
+        steps = self._predictor.draft_steps(
+            lambda: self._seconds[sampled] if live else costs.once(self._name, self._rehearsed),
+            LEVEL_COST,
+            batch,
+            context,
+            live=live,
+            sampled=sampled,
+        )
+        return min(1.0, steps) / batch
 
     def _rehearsed(self) -> float:
-        live, self._seconds, self._rehearsing = self._seconds, 0.0, True
+        known, self._seconds, self._rehearsing = self._seconds, {False: 0.0, True: 0.0}, True
         try:
             self._rehearse()
-            return self._seconds
+            return self._seconds[True]
         finally:
-            self._seconds, self._rehearsing = live, False
+            self._seconds, self._rehearsing = known, False

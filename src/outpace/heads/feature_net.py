@@ -76,10 +76,10 @@ class Net(ABC):
         own = None if self._lm_head is not None else self.runner.branches(self.begins)
         return RunnerBranches(self) if own is None else own
 
-    def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
-        """One forward of the head's layers, with logits (n, Vd) float32 of every row unless they are not wanted."""
-        if self._lm_head is None or not logits:
-            return self.runner.run(batch, logits=logits)
+    def run(self, batch: Seq[Rows]) -> list[Out]:
+        """One forward of the head's layers, with logits (n, Vd) float32 of every row."""
+        if self._lm_head is None:
+            return self.runner.run(batch)
         outs = self.runner.run(batch, logits=False)
         found = self._lm_head(torch.cat([one.states for one in outs]))
         for one, rows in zip(outs, torch.split(found, [len(one.states) for one in outs]), strict=True):

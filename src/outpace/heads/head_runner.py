@@ -122,6 +122,20 @@ class HeadRunner:
     @torch.inference_mode()
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
         """One forward over the rows of many sequences. Rows without ``seen`` are kept with it."""
+        last = self.inner.num_layers
+        plan, found = self._forward(batch, frozenset([last]), logits=logits)
+        out = []
+        for part in plan.parts:
+            rows = slice(part.start, part.stop)
+            out.append(Out(plan.hidden_states[last][rows], None if found is None else found[rows], part.side_kv))
+        return out
+
+    @torch.inference_mode()
+    def keep(self, batch: Seq[Rows]) -> None:
+        """Keep rows of which only the K/V is wanted: the compiled kernels run no more than that takes."""
+        self._forward(batch, frozenset(), logits=False)
+
+    def _forward(self, batch: Seq[Rows], wanted: frozenset[int], *, logits: bool) -> tuple[ForwardPlan, Tensor | None]:
         parts: list[SequenceRows] = []
         start = 0
         for one in batch:
@@ -130,8 +144,7 @@ class HeadRunner:
             positions = [*one.old_positions, *one.positions]
             parts.append(SequenceRows(one.kv, start, stop, positions, tree, one.old))
             start = stop
-        last = self.inner.num_layers
-        plan = ForwardPlan(parts, 0, last, wanted=frozenset([last]), normed=self._normed)
+        plan = ForwardPlan(parts, 0, self.inner.num_layers, wanted=wanted, normed=self._normed)
         states = _joined([one.states for one in batch])
         if batch and batch[0].entry:
             plan.entry_inputs = states
@@ -140,13 +153,10 @@ class HeadRunner:
         if batch and batch[0].tokens:
             plan.second = [token for one in batch for token in one.tokens]
         found = self.inner.run(plan, [0] * start, logits=logits)
-        out = []
-        for one, part in zip(batch, parts, strict=True):
+        for one in batch:
             if one.seen is None:
                 one.kv.advance(len(one.states))
-            rows = slice(part.start, part.stop)
-            out.append(Out(plan.hidden_states[last][rows], None if found is None else found[rows], part.side_kv))
-        return out
+        return plan, found
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

@@ -188,7 +188,8 @@ def frontier_charts(result: Mapping[str, Any]) -> list[Chart]:
 
 
 def _chart(rows: Sequence[Row], key: str, axis: str, name: str, palette: Mapping[str, str]) -> ScatterChart:
-    best = on_frontier([(_of(row)[key], row["speedup"]) for row in rows])
+    points = [(_of(row)[key], row["speedup"]) for row in rows]
+    best = on_frontier(points, [row["lossless"] for row in rows])
     series: dict[str, list[Point]] = {}
     for row, marked in zip(rows, best, strict=True):
         of, knob = row_series(row["method"])
@@ -202,8 +203,8 @@ def _chart(rows: Sequence[Row], key: str, axis: str, name: str, palette: Mapping
     return ScatterChart(
         f"Speed against {name}",
         "Each point is a row; a line joins the settings of one method and rule. Up and towards 0 is better. Filled "
-        "points are on the frontier: no other row is at least as fast with no more divergence, on either side of 0. "
-        "Thin lines are 95 % intervals.",
+        "points are on the frontier: no other row is at least as fast with no more divergence, on either side of 0; "
+        "nor is autoregressive decoding. Lossless rows count as at 0. Thin lines are 95 % intervals.",
         axis,
         "speed-up",
         ordered,

@@ -6,9 +6,10 @@ excess_nll                 nll minus that of autoregressive decoding's answers t
                            temperature 0, the greedy answers at 0)
 excess_nll_ci95            its 95 % interval: paired bootstrap over prompts
 tv                         total variation between what a token is committed from and the target's distribution after
-                           the same tokens, mean over tokens; at temperature 0 the share of tokens that are not the
-                           target's first choice, of lossless rules without near ties, which rounding decides; null
-                           where it cannot be computed at one of the tokens that are looked at
+                           the same tokens, mean over tokens, of which some of each answer are looked at; at temperature
+                           0 the share of tokens that are not the target's first choice, of lossless rules without near
+                           ties, which rounding decides; null where it cannot be computed at one that is looked at
+tv_ci95                    its 95 % interval: bootstrap over prompts
 near_ties                  share of tokens that are not the target's first choice, but as near to it as rounding
                            reaches; of autoregressive decoding what rounding alone gives; null above temperature 0
 edit_distance              tokens to insert, delete or replace to get from the greedy answer, over the longer one's
@@ -32,6 +33,7 @@ from outpace.bench.statistics import (
     Rate,
     difference_interval,
     paired_share_interval,
+    rate_interval,
     share_interval,
     smallest_share_difference,
     total_rate,
@@ -45,6 +47,7 @@ EMPTY: dict[str, Any] = {
     "of": None,
     "nll": None,
     "excess_nll_ci95": None,
+    "tv_ci95": None,
     "near_ties": None,
     "edit_distance": None,
     "score_difference": None,
@@ -69,10 +72,14 @@ def quality_row(
     found = {
         **EMPTY,
         "nll": total_rate(_nll(one) for one in ours.values()),
-        "tv": _tv(list(ours.values()), lossless, greedy),
         "near_ties": total_rate((one.near_ties, one.tokens) for one in ours.values()) if greedy else None,
         "edit_distance": total_rate((one.edits, one.longest) for one in ours.values()),
     }
+    # Above temperature 0 that of a lossless rule is 0 by its certificate; nothing is measured.
+    if lossless and not greedy and ours:
+        found["tv"] = 0.0
+    elif varied := _varied(list(ours.values()), lossless, greedy):
+        found |= {"tv": total_rate(varied), "tv_ci95": rate_interval(varied, seed=seed)}
     ours_nll, theirs_nll = [_nll(one) for one, _ in both], [_nll(one) for _, one in both]
     mine, plain = total_rate(ours_nll), total_rate(theirs_nll)
     if mine is not None and plain is not None:
@@ -103,12 +110,13 @@ def _nll(one: PromptQuality) -> Rate:
     return one.nll, one.tokens
 
 
-def _tv(prompts: Sequence[PromptQuality], lossless: bool, greedy: bool) -> float | None:
+def _varied(prompts: Sequence[PromptQuality], lossless: bool, greedy: bool) -> list[Rate]:
+    """Of each prompt the total variation of its tokens together, and their number; none where it is not known."""
     if greedy:
         # A lossy rule may commit a near tie by its settings: all of these count.
-        return total_rate((one.not_first + (0 if lossless else one.near_ties), one.tokens) for one in prompts)
-    # Above temperature 0 that of a lossless rule is 0 by its certificate; nothing is measured.
-    if lossless and prompts:
-        return 0.0
+        return [(one.not_first + (0 if lossless else one.near_ties), one.tokens) for one in prompts]
     # The nodes that are left would not stand for those where drafts were judged: leaves and last tokens are exact.
-    return None if any(one.tv_lost for one in prompts) else total_rate((one.tv, one.tv_nodes) for one in prompts)
+    if any(one.tv_lost for one in prompts):
+        return []
+    # As many nodes are measured of a short answer as of a long one.
+    return [(one.tokens * one.tv / one.tv_nodes, one.tokens) for one in prompts if one.tv_nodes]

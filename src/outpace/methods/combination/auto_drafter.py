@@ -10,14 +10,14 @@ from typing import Any
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.learned_plan import Plan, after_toll, plan
-from outpace.controllers.predictor import nominal_costs
+from outpace.controllers.predictor import best_count, nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
 from outpace.controllers.yields import Yield
 from outpace.core.tree import TokenTree
 from outpace.drafting.agreement import mixed
 from outpace.drafting.base import Drafter
 from outpace.drafting.combination import part_budget
-from outpace.drafting.merged import NO_DRAFT, MergedTrees, contributed, cut
+from outpace.drafting.merged import NO_DRAFT, MergedTrees, contributed
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.combination.auto_state import AutoState, first_chance
 from outpace.methods.combination.learned_record import Asked, learn, learn_by_target
@@ -277,22 +277,22 @@ class Auto(MergedTrees[AutoState]):
             self.times.took(len(asking), unread, perf_counter() - began, sampled=_sampled(asking))
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
-            # Nothing is cut of one part's tree alone.
-            within = budget.costing(raised(budget.relative_costs, state.spent)) if state.free else budget
-            state.united = self.unite((state.free, tree), within, greedy=state.sequence.params.greedy)
+            state.united = self._united(state, tree, budget)
             state.asked.learned = tree
             state.read = len(state.sequence.tokens)
 
-    def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
-        free, learned = trees
+    def _united(self, state: AutoState, learned: TokenTree, budget: Budget) -> TokenTree:
+        """The round's draft, of the free part's and of what the learned one has drafted after it."""
+        free, greedy = state.free, state.sequence.params.greedy
         if not free and not free.auxiliary_tokens:
             return learned  # its drafter has chosen its size
+        within = budget.costing(raised(budget.relative_costs, state.spent))
         if not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
-            return super().unite(trees, budget, greedy=greedy)
+            return self.unite((free, learned), within, greedy=greedy)
         if self.parts[1].may_be_cut(learned, greedy=greedy):
-            return mixed(free, learned, budget)
+            return mixed(free, learned, within)
         # A draw that is judged before deterministic tokens is accepted most often.
-        beside = _beside_draws(free, budget)
+        beside = _beside_draws(free, within, state.known)
         return TokenTree.merge((learned, beside)) if beside else learned
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
@@ -346,12 +346,17 @@ class Auto(MergedTrees[AutoState]):
             self._rounds_together(states).now += 1
 
 
-def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
-    """What of the free part's draft is worth its rows beside draws, whatever those turn out to be: where the choice
-    depended on them, a draw's chance of being accepted would."""
-    first = first_chance(free)
-    probs = [first * prob for prob in free.path_acceptance_probs]
-    return cut(TokenTree(free.tokens, free.parents, free.depths, probs), budget)
+def _beside_draws(free: TokenTree, budget: Budget, known: Yield) -> TokenTree:
+    """What of the free part's draft is worth its rows beside draws. These count as the drafts of before had them,
+    whatever they are: where the choice depended on them, a draw's chance of being accepted would."""
+    first, costs = first_chance(free), budget.relative_costs
+    order, probs = free.likeliest_first()
+    if not costs:
+        return free.only(order[: budget.max_nodes])
+    expected = budget.base_tokens + sum(known.expected(first))
+    taken = min(round(sum(known.shares)), len(costs) - 1)
+    count, _ = best_count([first * prob for prob in probs], costs, expected, taken=taken)
+    return free.only(order[:count])
 
 
 def _hopeless(budgets: Seq[Budget]) -> bool:

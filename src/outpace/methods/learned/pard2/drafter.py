@@ -114,7 +114,8 @@ class Pard2Drafter(FromMarginals[Pard2State]):
             self._cut(state, len(state.sequence.tokens) - 1)
             anchors.append(self._lag(state) - 1)
             batch.append((state, len(state.sequence.tokens), min(depth, self.most) - 1))
-        out = self._run(batch, logits=self._lm_head is None)
+        ran = self._runner.run(self._laid(batch), logits=self._lm_head is None)
+        out = [one.states if one.logits is None else one.logits.float() for one in ran]
         for state, end, _ in batch:
             self._cut(state, end)  # the K/V of the masks
         found = [one[anchor:] for one, anchor in zip(out, anchors, strict=True)]
@@ -132,13 +133,10 @@ class Pard2Drafter(FromMarginals[Pard2State]):
         stops = [(one, len(one.sequence.tokens) - 1 if end is None else end) for one in states]
         behind = [(one, stop, 0) for one, stop in stops if self._runner.length(one.kv) < stop]
         if behind:
-            self._run(behind, logits=False)
+            self._runner.keep(self._laid(behind))
 
-    def _run(self, batch: Seq[tuple[Pard2State, int, int]], *, logits: bool) -> list[Tensor]:
-        """One forward over rows that are kept: (request, where its tokens end, masks behind them).
-
-        Logits of all rows, or the states that left the last layer.
-        """
+    def _laid(self, batch: Seq[tuple[Pard2State, int, int]]) -> list[Rows]:
+        """The rows that a forward keeps: (request, where its tokens end, masks behind them)."""
         spans = [(one, self._runner.length(one.kv), stop, masks) for one, stop, masks in batch]
         tokens = [token for one, first, stop, _ in spans for token in one.sequence.tokens[first:stop]]
         embedded = self.target.embed(torch.tensor(tokens)).to(self._mask)
@@ -152,8 +150,7 @@ class Pard2Drafter(FromMarginals[Pard2State]):
             done += stop - first
             rows.append(Rows(one.kv, entering, list(range(first, stop + masks))))
             one.forget_old()
-        out = self._runner.run(rows, logits=logits)
-        return [one.states if one.logits is None else one.logits.float() for one in out]
+        return rows
 
     def _carried(self, places: list[tuple[Pard2State, int]]) -> Tensor | None:
         """What the rows of tokens at these places carry, (places, hidden); None: nothing."""
