@@ -45,7 +45,7 @@ from outpace.methods import registry
 from outpace.methods.bindings import Binding, Bindings, draft_models
 from outpace.methods.combination import auto_drafter, auto_state
 from outpace.methods.combination.auto import AutoSettings, learned_methods, learned_part
-from outpace.methods.combination.auto_drafter import Auto
+from outpace.methods.combination.auto_drafter import Auto, _beside_draws
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, register
@@ -271,6 +271,21 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
     assert tree.child(ROOT, read) is not None
     assert tree.child(ROOT, copied) is None, "after a short match, beside a head that expects another token"
     assert len(drafted(4.0)) == 0
+
+
+def test_copies_beside_draws_are_as_many_whatever_was_drawn_and_fewer_where_more_is_drawn() -> None:
+    """A draw's chance of being accepted would depend on what it is, if the copies beside it did."""
+    free = TokenTree.chain([1, 2, 3, 4, 5, 6], path_acceptance_probs=[0.5**depth for depth in range(1, 7)])
+    budget = Budget(8, 8, relative_costs=tuple(1.0 + 0.02 * rows**2 for rows in range(9)))
+    counts = []
+    for drawn in range(5):
+        known = Yield()
+        for _ in range(40):
+            known.learn([0.4] * drawn, 0.4 * drawn, 0.4 * drawn)
+        counts.append(len(_beside_draws(free, budget, known)))
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+    assert len(_beside_draws(free, replace(budget, relative_costs=(), max_nodes=4), Yield())) == 4
 
 
 def test_a_greedy_request_s_drafts_may_be_cut_whatever_the_drafter_does_when_requests_sample() -> None:

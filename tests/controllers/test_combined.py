@@ -112,6 +112,7 @@ def test_the_budget_is_the_largest_and_keeps_those_of_the_parts() -> None:
     assert (apart.depth, apart.max_nodes, apart.topk, apart.relative_costs) == (6, 10, 2, (1.0, 1.1, 1.2))
     assert [part.depth for part in apart.parts] == [6, 3, 0]
     assert [part.depth for part in apart.limited(4).parts] == [4, 3, 0]
+    assert apart.limited(4) is apart.limited(4)  # what is kept of a budget is found by its identity
     assert CombinedController(parts, united=True).budget(RequestMetrics(), 1).max_nodes == 10 + 5
     nested = CombinedController([CombinedController(parts), Fixed(2)]).budget(RequestMetrics(), 1).limited(1)
     assert [part.depth for part in nested.parts[0].parts] == [1, 1, 0], "limits reach the parts of parts"

@@ -14,6 +14,7 @@ from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import DenseDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
+from outpace.drafting import mixed_tree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import CENTRES
 from outpace.drafting.mixed_tree import KNOWN, MixedTree, by_probability
@@ -187,3 +188,22 @@ def test_greedy_rounds_teach_nothing() -> None:
     before = dict(rates._rates)
     one.learn([10])
     assert rates._rates == before
+
+
+def test_tokens_too_unlikely_to_be_worth_any_row_change_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out of the estimates, which are made and learned from in every round."""
+    rows = 2.5 * torch.randn(60, 1, 8, generator=torch.Generator().manual_seed(5))
+    budget = Budget(3, 8, 6, relative_costs=tuple(1.0 + 0.08 * count for count in range(9)))
+    found = [drafted(row, budget, seed, levels=3) for seed, row in enumerate(rows)]
+    few = sum(len(_root(row, budget).kinds) for row in rows)
+    monkeypatch.setattr(mixed_tree, "_CHEAP", 0.0)
+    assert [(one.tokens, one.parents) for one in found] == [
+        (one.tokens, one.parents) for one in (drafted(row, budget, seed, levels=3) for seed, row in enumerate(rows))
+    ]
+    assert few < 0.8 * sum(len(_root(row, budget).kinds) for row in rows)
+
+
+def _root(row: Tensor, budget: Budget) -> mixed_tree._Node:
+    one = begun(budget)
+    one.take(row)
+    return one._nodes[ROOT]

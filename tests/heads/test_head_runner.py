@@ -95,6 +95,23 @@ def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Tar
 
 
 @torch.inference_mode()
+def test_rows_that_are_only_kept_leave_what_rows_that_are_read_leave(target: Target) -> None:
+    stack = Eagle3Net(head_of("eagle3", target), target).runner
+    states, tokens = torch.randn(6, target.hidden_size), [3, 3, 9, 1, 4, 4]
+    left = []
+    for kept in (True, False):
+        kv = stack.open()
+        rows = [Rows(kv, states[:5], list(range(5)), tokens[:5])]
+        if kept:
+            stack.keep(rows)
+        else:
+            stack.run(rows)
+        assert stack.length(kv) == 5
+        left.append(stack.run([Rows(kv, states[5:], [5], tokens[5:])])[0].logits)
+    assert torch.equal(*left)
+
+
+@torch.inference_mode()
 def test_what_the_kernels_are_not_given_is_said() -> None:
     target = DenseTarget(read_decoder_spec(tiny_model("llama")))
     stack = Eagle3Net(head_of("eagle3", target), target).runner

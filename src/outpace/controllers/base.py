@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -41,6 +41,9 @@ class Budget:
     parts: tuple[Budget, ...] = ()
     policy: DraftPolicy | None = None
     level_steps: float = 0.0
+    _limited: dict[int, Budget] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What :meth:`limited` has made: the last rounds of every answer ask, and what is kept of a budget is found by its
+    identity."""
 
     def limited(self, depth: int) -> Budget:
         """This budget, no deeper than ``depth`` (the room left in the answer or the context)."""
@@ -49,8 +52,11 @@ class Budget:
             deepest = part.depth if part.depth > deepest else deepest
         if deepest <= depth:
             return self
-        parts = tuple(part.limited(depth) for part in self.parts)
-        return self._with(min(self.depth, max(0, depth)), self.relative_costs, parts)
+        found = self._limited.get(depth)
+        if found is None:
+            parts = tuple(part.limited(depth) for part in self.parts)
+            found = self._limited[depth] = self._with(min(self.depth, max(0, depth)), self.relative_costs, parts)
+        return found
 
     def after(self, steps: float) -> Budget:
         """The budget of a round in which a draft has already taken ``steps``: all costs are that much higher."""

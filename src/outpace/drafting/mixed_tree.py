@@ -46,6 +46,9 @@ _LEAST = 1e-4
 """Nothing is drawn where the likeliest tokens have all but so much of the drafter's probability."""
 _UNLIKELY = 0.004
 """Less likely tokens are not among a node's deterministic candidates, but for its likeliest."""
+_CHEAP = 0.5
+"""Nor are those below this share of what the cheapest row has to bring: they would be estimated, looked up and learned
+from in every round, and never be drafted."""
 _DEEP, _BESIDE, _HOT = 3, 3, 20
 """Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
 Kind = tuple[int, int, int, int]
@@ -134,6 +137,7 @@ class MixedTree(CandidateTree):
         self._open_rows = open_rows
         self._ids, self._row, self._chance = ids, row, chance
         self._expand, self._level = expand, level
+        self._least = max(_UNLIKELY, _CHEAP * budget.price)
         self._tree = TokenTree()
         self._nodes: dict[int, _Node] = {}
         """What was run, by node of the tree."""
@@ -208,7 +212,7 @@ class MixedTree(CandidateTree):
             draws.append((kind, draw))
             values.append(known + draw)  # of the best children, one more than before: with a draw,
             drawing.append(draw > 0.0)
-            if beside and not p >= _UNLIKELY:
+            if beside and not p >= self._least:
                 break
             kind = likely, bucket, KNOWN, heat
             kinds.append(kind)

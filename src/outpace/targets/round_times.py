@@ -22,6 +22,8 @@ rounds of a process are, would never be drafted for again, and so never show any
 _OUTLIER = 4.0
 """A round that takes so many times what is usual was held up by something else, and counts as so many times that: with
 all of it the rounds after it would seem quick."""
+_LOOK = 8
+"""Rounds after which it is looked again at what is usual."""
 _REFRESH = 64
 """Rounds after which ratios that were read are out of date."""
 TOO_LONG = 0.8
@@ -46,6 +48,8 @@ class RoundTimes:
         """The newest round of every size, by their number."""
         self._now: deque[float] = deque(maxlen=_NOW)
         self._all: deque[float] = deque(maxlen=4 * _KEPT)
+        self._usual = 0.0
+        """The median of all, as of a few rounds ago: this runs in every round."""
         self._read: tuple[int, dict[int, float]] = 0, {}
         """Ratios that were read, of which version."""
         self._quickest: dict[int, deque[float]] = {}
@@ -61,11 +65,13 @@ class RoundTimes:
         """A round over ``rows`` rows took ``ratio`` times the table's forward. Returns whether the table is wrong."""
         self._rounds += 1
         size = rows.bit_length()
-        undisturbed = min(ratio, _OUTLIER * median(self._all)) if self._all else ratio
+        undisturbed = min(ratio, _OUTLIER * self._usual) if self._all else ratio
         self._now.append(undisturbed)
         self._beside.setdefault(size, deque(maxlen=_KEPT)).append(undisturbed / fmean(self._now))
         self._last[size] = self._rounds
         self._all.append(ratio)
+        if len(self._all) < _NOW or self._rounds % _LOOK == 0:
+            self._usual = median(self._all)
         if self._rounds in (2, 4, 8) or len(self._all) == _NOW or self._rounds % _REFRESH == 0:
             self.version += 1
         seen = self._quickest.setdefault(size, deque(maxlen=_KEPT))
