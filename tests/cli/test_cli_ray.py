@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,9 @@ from outpace.cli.serve_ray import Replication
 from outpace.constraints import Grammar
 from outpace.core.errors import MissingExtra
 from outpace.core.machine import usable_cpus
+from outpace.integrations.ray import batch_run
+from outpace.integrations.ray.batch_answers import Answers
+from outpace.integrations.ray.batch_rows import Row
 from outpace.integrations.ray.cluster import ADDRESS_VARIABLE, require_ray
 from outpace.integrations.ray.messages import Call, collected
 
@@ -112,6 +117,31 @@ def test_a_batch_has_the_grammar_of_the_command(
     assert held["params"].constraint_weighting.kind == "fvo"
     assert "grammar" not in free
     refused(run("generate", "--ray", source, output, "--schema", "[1]"), "a schema must be a JSON object")
+
+
+class Here:
+    """A pass in this process, in place of Ray's."""
+
+    def __init__(self, open_answers: Callable[[], Answers], *_: int) -> None:
+        self.open_answers = open_answers
+
+    def __call__(self, rows: Sequence[Row], _: int) -> Iterator[list[dict[str, Any]]]:
+        yield self.open_answers()(rows)
+
+
+def test_a_batch_says_what_is_lossy_about_its_answers(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str, output: str
+) -> None:
+    monkeypatch.setattr(batch_run, "RayPass", Here)
+    monkeypatch.setattr(generate_ray, "require_ray", lambda _: None)
+    monkeypatch.setattr(generate_ray, "connected", nullcontext)
+    given = ("generate", "--ray", source, output, "--method", "pld", "--max-new-tokens", "4")
+    for more, said in ((("--rule", "margin"), ", lossy: margin(theta=0.9)"), ((), "")):
+        ran = run(*given, *more)
+        assert ran.code == 0, ran.err
+        assert ran.err.splitlines()[-1] == f"1 of 1 rows answered: {output}{said}"
+        assert ("lossy" in json.loads(Path(output).read_text())) == bool(said)
+        Path(output).unlink()
 
 
 def test_files(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, output: str) -> None:

@@ -33,6 +33,13 @@ def test_samples_and_the_best_of_them(cli: Run) -> None:
     assert best[0]["text"] in {one["text"] for one in every}
 
 
+@pytest.mark.parametrize("several", [("--n", "2"), ("--best-of", "2")])
+def test_a_lossy_rule_is_named_under_the_answers(cli: Run, several: tuple[str, ...]) -> None:
+    given = ("generate", PROMPT, "--method", "pld", "-t", "1", "--seed", "3", "--max-new-tokens", "9", *several)
+    assert ", lossy: margin(theta=0.9), seed 3" in cli(*given, "--rule", "margin").err
+    assert "lossy" not in cli(*given).err
+
+
 PARTICLES = ("--method", "smcsd", "--draft-model", "small", "-t", "1", "--seed", "3", "--max-new-tokens", "9", "--json")
 
 

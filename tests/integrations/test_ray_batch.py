@@ -138,6 +138,19 @@ def test_a_journal_that_was_cut_anywhere_loses_at_most_what_was_cut(tmp_path: Pa
     assert [one["id"] for one in output(out)] == [f"id{line}" for line in range(1, 6)]
 
 
+def test_a_journal_knows_what_is_lossy_about_its_answers_also_after_an_interruption(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    one, two = rows(2)
+    with Journal(out, ABOUT, resume=False) as journal:
+        assert journal.lossy is None
+        journal.add([{**answer(one), "lossy": "margin(theta=0.9)"}])
+    with Journal(out, ABOUT, resume=True) as journal:
+        journal.add([two.failed("too long")])
+        assert journal.lossy == "margin(theta=0.9)"
+        journal.finish()
+    assert [row.get("lossy") for row in output(out)] == ["margin(theta=0.9)", None]
+
+
 def test_outputs_and_journals_that_are_there_are_refused_in_words(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
@@ -254,6 +267,14 @@ def test_the_answers_of_a_worker_are_those_of_the_model() -> None:
         assert one["usage"]["completion_tokens"] == len(expected.tokens)
     assert "error" in found[3]
     assert found[4]["usage"]["completion_tokens"] <= 2
+
+
+def test_rows_name_the_lossy_rule_with_its_settings() -> None:
+    model, options = toy(), {"max_new_tokens": 4, "params": SamplingParams()}
+    [lossy] = Answers(model, model.method("pld", rule="margin"), options)(rows(1))
+    [lossless] = Answers(model, model.method("pld"), options)(rows(1))
+    assert lossy["lossy"] == "margin(theta=0.9)"
+    assert "lossy" not in lossless
 
 
 def test_rows_are_held_to_the_grammar_of_the_batch() -> None:

@@ -20,6 +20,20 @@ def test_a_lossy_rule_is_refused(wish: dict[str, str]) -> None:
     assert other.method(Speculation.model_validate(wish)).lossy == "margin(theta=0.9)"
 
 
+def test_methods_that_are_lossy_by_themselves_are_marked_and_not_offered_where_they_are_refused() -> None:
+    named = {"draft_model": toy("draft")}
+    [other] = Service([toy()], defaults=Defaults("pld", named=named)).offered.values()
+    [strict] = Service([toy()], defaults=Defaults("pld", lossless=True, named=named)).offered.values()
+    assert {"bild", "dsbd", "smcsd"} == set(other.lossy_methods) < set(other.methods)
+    assert strict.lossy_methods == []
+    assert strict.methods == [name for name in other.methods if name not in other.lossy_methods]
+    for name in other.lossy_methods:
+        wish = Speculation(method=name)
+        assert other.method(wish).lossy
+        with pytest.raises(ApiError, match=r"is lossy.*this server answers losslessly only"):
+            strict.method(wish)
+
+
 def test_settings_that_mean_lossless_are_taken() -> None:
     [strict] = Service([toy()], defaults=Defaults("pld", lossless=True)).offered.values()
     wish = Speculation.model_validate({"rule": "cactus", "rule_params": {"delta": 0}})

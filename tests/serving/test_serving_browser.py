@@ -10,12 +10,14 @@ import httpx
 import pytest
 
 from browser_support import Page, browser, listening, page
+from cli_support import WORDS, Letters, toy
 from outpace.engine.scheduler import Limits
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.model import Model
 from outpace.serving.offered import Defaults
 from outpace.serving.service import Service
 from outpace.serving.tenants import Tenants, Terms
+from outpace.targets.table import TableTarget, random_table
 from serving_support import KEYS
 
 __all__ = ["browser", "page"]
@@ -135,6 +137,36 @@ def test_speculation_may_be_off_or_another_method(page: Page, where: str) -> Non
     Select(page.one("#method")).select_by_value("recycling")
     page.send(REPEAT)
     assert page.all(".token[data-source=recycling]")
+
+
+def test_a_lossy_method_is_marked_and_its_answers_say_so(page: Page) -> None:
+    from selenium.webdriver.support.select import Select
+
+    sure = TableTarget(len(WORDS), random_table(len(WORDS), seed=2, sharpness=20.0), context_length=400)
+    named = {"draft_model": Model("draft", sure, Letters(), frozenset(), {})}
+    model = Model("toy", toy().target, Letters(), frozenset(), {})  # without an end, so that no two samples are equal
+    rule = "lossy: rollback(distance=2)"
+    with listening(Service([model], defaults=Defaults("pld", named=named))) as where:
+        opened(page, where)
+        page.send("abc")
+        assert "lossy" not in page.text(".figures")
+        page.one("#tab-compare").click()
+        page.fill("#temperature", "1")
+        page.send("abc")
+        assert "With temperature 0 both are the same." in page.text("#verdict p")
+        Select(page.one("#method")).select_by_visible_text("bild (lossy)")
+        page.send("abc")
+        assert "Speculation is lossy here: with temperature 0 they may differ, too." in page.text("#verdict p")
+        page.fill("#temperature", "0")
+        page.send("abc")
+        assert "Speculation is lossy here, so they may." in page.text("#verdict p")
+        assert not page.all("#verdict .differ")
+        assert rule in page.text("#side-on .figures")
+        assert not page.all("#side-off .figures")
+        page.one("#tab-chat").click()
+        page.send("abc")
+        assert page.all(".message .figures")[-1].text.endswith(rule)
+        page.close()  # before the server, which it would go on asking for the load
 
 
 def test_an_answer_is_stopped(page: Page, where: str) -> None:

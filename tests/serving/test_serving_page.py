@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from cli_support import toy
+from outpace.serving.offered import Defaults
 from outpace.serving.tenants import Terms
 from outpace.serving.web_page import FOLDER, POLICY
 from serving_support import KEYS, client, service
@@ -71,3 +73,8 @@ def test_models_tell_the_methods_that_have_what_they_need() -> None:
     assert found["method"] == "pld"
     assert {"none", "pld", "sam", "auto"} <= set(found["methods"])
     assert not {"draft-model", "eagle3", "rest", "llma"} & set(found["methods"])
+    assert found["lossy_methods"] == []
+    with client(service(defaults=Defaults("pld", named={"draft_model": toy("draft")}))) as to:
+        [model] = to.get("/v1/models").json()["data"]
+    assert "bild" in model["speculation"]["methods"]
+    assert "bild" in model["speculation"]["lossy_methods"]

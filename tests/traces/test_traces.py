@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from cli_support import Run, refused
 from outpace.core.errors import BadInput
+from outpace.simulate.draft_times import looks_up
 from outpace.traces.trace_format import COLUMNS, KEY, Rounds, TracedRequest, TraceHeader, read_trace
 from outpace.traces.trace_records import PrefixHashes
 from outpace.traces.trace_writer import TraceLog, write_trace
@@ -18,6 +19,7 @@ from serving_support import USER, chat, client, service
 
 HEADER = TraceHeader({"name": "toy", "vocab_size": 30}, "closed", 2, "bench", "0", {"cpu": "x"}, {"command": "c"})
 SECRET = "the quick brown fox"
+TOP_BETA = "sam@top-beta(criterion=gap,beta=3,tau=0.5,distance=1)"
 
 
 def rounds_strategy() -> st.SearchStrategy[Rounds]:
@@ -167,6 +169,18 @@ def test_bench_writes_a_trace_of_every_counted_answer(cli: Run, tmp_path: Path) 
     assert not any(word in path.read_text() for word in SECRET.split())
 
 
+def test_a_trace_names_lossy_rules_with_their_settings(cli: Run, tmp_path: Path) -> None:
+    prompts, path = tmp_path / "p.txt", tmp_path / "t.jsonl"
+    prompts.write_text(SECRET)
+    common = ("bench", "--prompts", str(prompts), "--rule", "margin", "-n", "4", "--trace", str(path))
+    assert cli(*common, "--methods", "pld,pld#two,sam@top-beta(tau=0.5),sam@rejection").code == 0
+    margin, found = "margin(theta=0.9)", read_trace(path).by_method()
+    assert set(found) == {"none", f"pld@{margin}", f"pld#two@{margin}", "sam@rejection", TOP_BETA}
+    assert all(looks_up(name) for name in found)  # the simulator still knows the methods
+    played = cli("simulate", "--trace", str(path), "--hardware", "h100", "--method", TOP_BETA, "--json")
+    assert [row["method"] for row in json.loads(played.out)["simulations"]] == [TOP_BETA]
+
+
 def test_texts_are_in_a_trace_only_if_asked_for(cli: Run, tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.txt", tmp_path / "t.jsonl"
     prompts.write_text(SECRET)
@@ -183,12 +197,14 @@ def test_a_server_writes_each_request_when_it_has_ended(tmp_path: Path) -> None:
     with client(served) as to:
         first = chat(to, max_tokens=9)
         chat(to, n=2, max_tokens=5, speculation={"method": "none"})
+        chat(to, max_tokens=5, speculation={"rule": "margin"})
+        chat(to, max_tokens=5, speculation={"method": "none", "rule": "margin"})  # nothing is drafted for it to judge
     served.trace.close()
     lines = path.read_text().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 6
     trace = read_trace(path)
     assert trace.requests[0].id == f"{first['id']}/0"
-    assert [one.method for one in trace.requests] == ["pld", "none", "none"]
+    assert [one.method for one in trace.requests] == ["pld", "none", "none", "pld@margin(theta=0.9)", "none"]
     usage = first["usage"]
     assert trace.requests[0].prompt_tokens == usage["prompt_tokens"]
     assert abs(trace.requests[0].output_tokens - usage["completion_tokens"]) <= 1  # the end-of-sequence token

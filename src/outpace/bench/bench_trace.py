@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from outpace.bench.method_records import MethodRecords
 from outpace.bench.records import Answer
 from outpace.core.errors import BadInput
 from outpace.engine.method import Method
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.traces.trace_format import TracedRequest
-from outpace.traces.trace_records import PrefixHashes, header_of, rounds_of
+from outpace.traces.trace_records import PrefixHashes, header_of, rounds_of, traced_name
 from outpace.traces.trace_writer import write_trace
 
 
@@ -33,13 +34,15 @@ class BenchTrace:
         self._hashes = PrefixHashes()
         self._requests: list[TracedRequest] = []
 
-    def add(self, model: Model, label: str, prompt: Prompt, turn: int, answer: Answer, temperature: float) -> None:
-        """An answer that counts. ``label``: of the method; ``turn``: from 0."""
+    def add(
+        self, model: Model, of: MethodRecords, prompt: Prompt, turn: int, answer: Answer, temperature: float
+    ) -> None:
+        """An answer of a method that counts. ``turn``: from 0."""
         decode, rounds = model.tokenizer.decode, rounds_of(answer.counts)
         self._requests.append(
             TracedRequest(
                 id=f"{prompt.id}/{turn + 1}",
-                method=label,
+                method=traced_name(of.method, of.label),
                 prompt_tokens=len(answer.context),
                 output_tokens=sum(rounds.committed),
                 rounds=rounds,

@@ -203,7 +203,7 @@ class _Run:
             return
         for prompt in batch:
             for turn, answer in enumerate(found[prompt.id].answers if prompt.id in found else ()):
-                self.settings.trace.add(self.model, entry.label, prompt, turn, answer, self.params.temperature)
+                self.settings.trace.add(self.model, entry, prompt, turn, answer, self.params.temperature)
 
     def _qualities(
         self, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]

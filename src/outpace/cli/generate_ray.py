@@ -76,10 +76,9 @@ def generate_batch(batch: Batch, source: Path, output: Path, workers: int, *, re
                 run_batch(rows, journal, RayPass(own.open_answers, workers, threads, gpu), block, at.move)
         except KeyboardInterrupt:
             raise Interrupted.kept(f"{len(journal.done)} of {len(rows)} rows", journal.path) from None
-        failed = dict(journal.failed)
         journal.finish()
-    _tell(rows, failed, output)
-    return len(failed)
+    _tell(rows, journal, output)
+    return len(journal.failed)
 
 
 def _check_output(source: Path, output: Path) -> None:
@@ -89,10 +88,12 @@ def _check_output(source: Path, output: Path) -> None:
         raise BadInput(f"{output} is the input; name another output")
 
 
-def _tell(rows: list[Row], failed: Mapping[int, str], output: Path) -> None:
-    said = err()
+def _tell(rows: list[Row], journal: Journal, output: Path) -> None:
+    said, failed = err(), journal.failed
     for line in sorted(failed)[:_NAMED]:
         said.print(f"line {line}: {failed[line]}", soft_wrap=True, markup=False)
     if len(failed) > _NAMED:
         said.print(f"... and {len(failed) - _NAMED} more rows without an answer", markup=False)
-    said.print(f"{len(rows) - len(failed)} of {len(rows)} rows answered: {output}", soft_wrap=True, markup=False)
+    lossy = "" if journal.lossy is None else f", lossy: {journal.lossy}"
+    answered = f"{len(rows) - len(failed)} of {len(rows)} rows answered"
+    said.print(f"{answered}: {output}{lossy}", soft_wrap=True, markup=False)

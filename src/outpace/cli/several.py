@@ -110,9 +110,10 @@ def print_several(found: list[Result], *, method: str, json: bool) -> None:
     first = found[0]
     seconds = max(one.metrics["seconds"] for one in found)
     tokens = sum(len(one.tokens) for one in found)
+    lossy = "" if first.metrics["lossy"] is None else f", lossy: {first.metrics['lossy']}"
     seed = "" if first.seed is None else f", seed {first.seed}"
     count = "1 answer" if len(found) == 1 else f"{len(found)} answers"
-    err().print(f"[dim]{method}: {count}, {tokens} tokens in {seconds:.2f} s{seed}", soft_wrap=True)
+    err().print(f"[dim]{method}: {count}, {tokens} tokens in {seconds:.2f} s{lossy}{seed}", soft_wrap=True)
 
 
 def _public(one: Result) -> dict[str, Any]:

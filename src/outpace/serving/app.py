@@ -270,5 +270,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created": service.started,
         "owned_by": "outpace",
         "max_model_len": offered.model.target.context_length,
-        "speculation": {"method": offered.default_method, "methods": offered.methods},
+        "speculation": {
+            "method": offered.default_method,
+            "methods": offered.methods,
+            "lossy_methods": offered.lossy_methods,
+        },
     }

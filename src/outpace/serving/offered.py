@@ -81,8 +81,21 @@ class Offered:
 
     @cached_property
     def methods(self) -> list[str]:
-        """Methods that have what they need: the draft models, heads and datastore that were named or are shipped."""
-        return [info.name for info in methods() if self._supplied(info)]
+        """Methods that have what they need: the draft models, heads and datastore that were named or are shipped.
+
+        Without those that are lossy by themselves where the server answers losslessly only.
+        """
+        return [info.name for info in self._choices]
+
+    @cached_property
+    def lossy_methods(self) -> list[str]:
+        """Those of :attr:`methods` that are lossy by themselves, without a rule that a request names."""
+        return [info.name for info in self._choices if not info.lossless]
+
+    @cached_property
+    def _choices(self) -> list[MethodInfo]:
+        strict = self._defaults.lossless
+        return [info for info in methods() if self._supplied(info) and (info.lossless or not strict)]
 
     def _supplied(self, info: MethodInfo) -> bool:
         given = {"datastore": self._context.has_datastore, "reference": False, "gate": False}

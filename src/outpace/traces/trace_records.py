@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from outpace.core import machine
 from outpace.core.version import __version__
 from outpace.engine.request import Generation, RoundCount
+from outpace.methods.bindings import split_rule
 from outpace.traces.trace_format import BLOCK, Rounds, TracedRequest, TraceHeader
 
 if TYPE_CHECKING:
+    from outpace.engine.method import Method
     from outpace.model import Model
 
 _DIGEST = 6
@@ -49,6 +51,18 @@ def rounds_of(counts: Seq[RoundCount]) -> Rounds:
     )
 
 
+def traced_name(method: Method, label: str | None = None) -> str:
+    """The name of a method in a trace: ``label``, or its own, with a lossy rule and all settings of it behind ``@``.
+
+    Autoregressive decoding has no draft for a rule to judge, and its name alone is what the simulator compares with.
+    """
+    label = label or method.name
+    own = split_rule(label)[0]
+    if method.rule.exact or own == "none":
+        return label
+    return f"{own}@{method.rule.described.replace(', ', ',')}"  # without blanks, as in labels
+
+
 def of_generation(one: Generation, hashes: PrefixHashes, **about: Any) -> TracedRequest:
     """The line of a request that has ended and kept its counts (:attr:`~outpace.engine.request.Request.counts`).
 
@@ -56,7 +70,7 @@ def of_generation(one: Generation, hashes: PrefixHashes, **about: Any) -> Traced
     """
     metrics, owner, rounds = one.metrics, one.request.prefix_owner, rounds_of(one.round_counts)
     fields: dict[str, Any] = {
-        "method": one.request.method.name,
+        "method": traced_name(one.request.method),
         "prompt_tokens": len(one.request.prompt),
         "output_tokens": sum(rounds.committed),
         "rounds": rounds,

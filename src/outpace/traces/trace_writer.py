@@ -13,7 +13,7 @@ from outpace.core.files import is_special, write_atomically
 from outpace.engine.shared_decoder import Ticket
 from outpace.models.base import ChatTokenizer
 from outpace.traces.trace_format import TracedRequest, TraceHeader, line
-from outpace.traces.trace_records import PrefixHashes, of_generation
+from outpace.traces.trace_records import PrefixHashes, of_generation, traced_name
 
 
 def write_trace(path: Path, header: TraceHeader, requests: Iterable[TracedRequest]) -> None:
@@ -49,7 +49,7 @@ class TraceLog:
         one, request = ticket.generation, ticket.request
         if one is None:
             traced = TracedRequest(
-                request_id, request.method.name, len(request.prompt), 0, arrival=arrival, finish="refused"
+                request_id, traced_name(request.method), len(request.prompt), 0, arrival=arrival, finish="refused"
             )
         else:
             # A generation's own clock starts when it is admitted.

@@ -124,4 +124,5 @@ def _shown(row: Row, ticket: Ticket) -> dict[str, Any]:
         "finish_reason": found.finish_reason,
         "usage": usage,
     }
-    return shown if found.seed is None else {**shown, "seed": found.seed}
+    known = {"seed": found.seed, "lossy": found.metrics["lossy"]}
+    return {**shown, **{name: value for name, value in known.items() if value is not None}}

@@ -32,6 +32,8 @@ class Journal:
         self._begun = not self.path.exists()
         self.failed: dict[int, str] = {}
         """Why lines have no answer."""
+        self.lossy: str | None = None
+        """What is lossy about the answers, as they say it; all have one method."""
         if output.exists():
             raise BadInput(f"{output} exists already; name another output, or remove it")
         if self.path.exists() and not resume:
@@ -59,9 +61,7 @@ class Journal:
             line = one["line"]
             if line in self._places:
                 continue
-            self._places[line] = self._file.tell()
-            if "error" in one:
-                self.failed[line] = one["error"]
+            self._note(one, self._file.tell())
             self._file.write(_encoded(one))
             new += 1
         if new:
@@ -123,9 +123,13 @@ class Journal:
             if found is None:
                 self._cut(place)
                 return
-            self._places[found["line"]] = place
-            if "error" in found:
-                self.failed[found["line"]] = found["error"]
+            self._note(found, place)
+
+    def _note(self, found: Mapping[str, Any], place: int) -> None:
+        self._places[found["line"]] = place
+        if "error" in found:
+            self.failed[found["line"]] = found["error"]
+        self.lossy = found.get("lossy", self.lossy)
 
     def _cut(self, place: int) -> None:
         self._file.seek(place)

@@ -10,9 +10,11 @@ export async function put(body, answer, signal, onChunk = () => {}) {
   let last = began;
   let firstTokens = 0;
   let usage = null;
+  let lossy = null;
   let stopped = false;
   try {
     usage = await streamChat(body, signal, (chunk) => {
+      lossy = chunk.lossy ?? lossy;
       const choice = chunk.choices[0];
       if (!choice) return;
       const before = answer.entries.length;
@@ -32,6 +34,7 @@ export async function put(body, answer, signal, onChunk = () => {}) {
   return {
     tokens,
     stopped,
+    lossy, // the lossy rule or method with its settings; null: lossless
     seconds: (ended - began) / 1000,
     firstToken: first === null ? null : (first - began) / 1000,
     // Of the tokens after the first ones, which arrive with the first round.

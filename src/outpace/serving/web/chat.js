@@ -46,6 +46,7 @@ function summary(figures) {
     `${number(figures.perRound, 2)} tokens per round`,
     `first token after ${seconds(figures.firstToken)}`,
   ];
+  if (figures.lossy) parts.push(`lossy: ${figures.lossy}`);
   if (figures.stopped) parts.push("stopped");
   return parts.join("  ·  ");
 }

@@ -40,13 +40,14 @@ class Side {
     } finally {
       this.answer.element.classList.remove("writing");
     }
-    const { stopped, tokens, tokensPerSecond, seconds: all, firstToken, perRound } = this.figures;
+    const { stopped, lossy, tokens, tokensPerSecond, seconds: all, firstToken, perRound } = this.figures;
     this._state.textContent = stopped ? "stopped" : plural(tokens, "token");
     this._values.speed.textContent = number(tokensPerSecond, 1);
     this._values.time.textContent = seconds(all);
     this._values.first.textContent = seconds(firstToken);
     this._values.round.textContent = number(perRound, 2);
     this._legend.append(legend(this.answer));
+    if (lossy) this._legend.append(make("p", "figures", {}, `lossy: ${lossy}`));
   }
 }
 
@@ -76,8 +77,13 @@ function verdict(off, on, temperature) {
     : "The answers are too short to compare their speed";
   if (off.answer.text === on.answer.text) return [title, "The two texts are identical.", "same"];
   const tokens = common(off.answer.entries, on.answer.entries);
-  if (temperature > 0) return [title, "The texts differ because they are sampled. With temperature 0 both are the same."];
-  return [title, `The two texts differ after ${plural(tokens, "token")}.`, "differ"];
+  const { lossy } = on.figures; // without speculation no answer is
+  if (temperature > 0) {
+    const greedy = lossy ? "Speculation is lossy here: with temperature 0 they may differ, too." : "With temperature 0 both are the same.";
+    return [title, `The texts differ because they are sampled. ${greedy}`];
+  }
+  const where = `The two texts differ after ${plural(tokens, "token")}.`;
+  return lossy ? [title, `${where} Speculation is lossy here, so they may.`] : [title, where, "differ"];
 }
 
 // How many tokens two answers have in common at the start.

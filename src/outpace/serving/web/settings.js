@@ -7,13 +7,14 @@ const OFF = "off:";
 
 // Offers the drafting methods that the server has for a model.
 export function offer(model) {
-  const { method, methods } = model.speculation;
+  const { method, methods, lossy_methods: lossy } = model.speculation;
   const before = $("method").value;
   const others = methods.filter((name) => name !== method && name !== "none");
+  const shown = (name) => (lossy.includes(name) ? `${name} (lossy)` : name);
   $("method").replaceChildren(
     make("option", "", { value: DEFAULT }, `${method} (default)`),
     make("option", "", { value: OFF }, "nothing (off)"),
-    make("optgroup", "", { label: "Other methods" }, ...others.map((name) => make("option", "", { value: name }, name))),
+    make("optgroup", "", { label: "Other methods" }, ...others.map((name) => make("option", "", { value: name }, shown(name)))),
   );
   $("method").value = others.includes(before) || before === OFF ? before : DEFAULT;
 }
