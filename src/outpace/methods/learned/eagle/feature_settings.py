@@ -39,7 +39,7 @@ class FeatureSettings(StrictModel):
         (3, 2, 1, 1), min_length=1, description="draws after each node of a sampled tree, level by level"
     )
     recent_tokens: int | None = Field(
-        128, ge=2, description="how many of a text's newest tokens the head reads before a draft; null: all of it"
+        256, ge=2, description="how many of a text's newest tokens the head reads before a draft; null: all of it"
     )
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the largest probability is lower"
