@@ -43,8 +43,6 @@ from scripts import answered, exit_status
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _READ = 1024
-_LEVEL = 0.15
-"""A further level of a draft, beside the whole of it: two take 0.3 of 1.0 ms on the Zen 4."""
 _SETTLED = 9
 """Times after which a clock is sure."""
 
@@ -95,7 +93,7 @@ class Stated(Costs):
         return 0.0 if read is None else (machine.draft + machine.after + machine.reading * read / _READ) / 1e3
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
-        return self.machine.draft / 1e3 * (_LEVEL if " level of " in f" {name}" else 1.0)
+        return self.machine.draft / 1e3
 
     def beside(self, model: Scorer, name: str) -> Costs:
         return self

@@ -474,9 +474,10 @@ def test_intervals_of_shares() -> None:
     assert many is not None
     assert 0 < few < many < 1
     assert smallest_share_difference(0, 0, 0) is None
+    assert smallest_share_difference(0, 0, 2) == 1.0  # nothing would show
 
 
-@pytest.mark.parametrize(("of", "differ"), [(82, 0), (82, 2), (200, 0), (200, 40)])
+@pytest.mark.parametrize(("of", "differ"), [(10, 0), (20, 0), (82, 0), (82, 20), (200, 0), (200, 40)])
 def test_the_smallest_difference_that_is_stated_would_be_seen(of: int, differ: int) -> None:
     """Four samples in five of so many answers show a difference of that size, also where hardly any answer differed."""
     stated = smallest_share_difference(differ // 2, differ // 2, of) or 0.0

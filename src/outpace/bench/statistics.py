@@ -22,7 +22,8 @@ from outpace.core.metrics import ratio
 RESAMPLES = 4000
 _CELLS = 4_000_000  # resamples x prompts held at once
 
-_Z95, _Z_POWER = 1.959964, 0.841621  # of a two-sided test at 5 %, and of a power of 80 %
+_POWER = 0.8
+_Z95, _Z_POWER = 1.959964, 0.841621  # of a two-sided test at 5 %, and of that power
 
 Rate = tuple[float, float]
 """(tokens, seconds) of one prompt; or another sum, and what it is divided by."""
@@ -137,14 +138,24 @@ def paired_share_interval(gained: int, lost: int, of: int) -> tuple[float, float
 def smallest_share_difference(gained: int, lost: int, of: int) -> float | None:
     """The smallest difference of two paired shares that a test at 5 % shows with a power of 80 %.
 
-    Where as many items differ between the two as did here: more of them make a small difference harder to see. But at
-    least as many must differ as the difference itself says: where all of these are lost, a difference d has a standard
-    error of sqrt(d (1 - d) / of), and c times that, with c the sum of both quantiles, is d at c^2 / (of + c^2).
+    Where as many items differ between the two as did here: more of them make a small difference harder to see. But no
+    smaller than where all that differ are lost: so many must be that the interval (:func:`paired_share_interval`)
+    excludes 0, and they come with a binomial probability of 80 %.
     """
     if not of:
         return None
-    quantiles = _Z95 + _Z_POWER
-    return min(1.0, max(quantiles * _paired_error(gained, lost, of), quantiles**2 / (of + quantiles**2)))
+    from scipy.special import betaincinv
+
+    least = next((count for count in range(1, of + 1) if _excludes_zero(0, count, of)), None)
+    if least is None:  # so few items show nothing
+        return 1.0
+    floor = float(betaincinv(least, of - least + 1, _POWER))
+    return min(1.0, max((_Z95 + _Z_POWER) * _paired_error(gained, lost, of), floor))
+
+
+def _excludes_zero(gained: int, lost: int, of: int) -> bool:
+    found = paired_share_interval(gained, lost, of)
+    return found is not None and not found[0] <= 0.0 <= found[1]
 
 
 def _paired_error(gained: int, lost: int, of: int) -> float:

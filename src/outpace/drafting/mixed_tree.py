@@ -47,8 +47,8 @@ _LEAST = 1e-4
 _UNLIKELY = 0.004
 """Less likely tokens are not among a node's deterministic candidates, but for its likeliest."""
 _CHEAP = 0.5
-"""Nor are those below this share of what the cheapest row has to bring: they would be estimated, looked up and learned
-from in every round, and never be drafted."""
+"""Nor are those below this share of what rows cost at least, on average: they would be estimated, looked up and learned
+from in every round, and hardly ever be drafted."""
 _DEEP, _BESIDE, _HOT = 3, 3, 20
 """Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
 Kind = tuple[int, int, int, int]

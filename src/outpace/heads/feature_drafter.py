@@ -13,7 +13,7 @@ one token, or of tokens long before those that the request was rewound to.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.predictor import Predictor
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
@@ -34,18 +33,18 @@ from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds, recorded_as
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
-from outpace.targets.base import Sequence, Target
+from outpace.heads.level_cost import LevelCost
+from outpace.targets.base import Sequence
 from outpace.targets.branches import Branches
 from outpace.targets.side_by_side import Gathered, gather, rows_of_rounds
 
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
-LEVEL_COST = 0.05
-"""The cost of a level where none was measured, in autoregressive rounds."""
 _WAITING = 32 << 20
 """Bytes of a prompt's hidden states that may wait."""
-_UNREAD = 256
-"""Forwards whose hidden states a request may leave unread: so long the scores of their batches are kept."""
+_UNREAD = 512
+"""Forwards whose hidden states a request may leave unread: so long the scores of their batches are kept. More than a
+draft reads (``recent_tokens``), else they would be read for nobody."""
 _LEVELS, _CHILDREN = 3, 2
 """Levels of a draft that is made to measure them, and their rows: about as many as sampled drafts have."""
 
@@ -120,7 +119,7 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     @abstractmethod
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
-        """Begin a draft. ``level_cost``: what running a level costs, in autoregressive rounds."""
+        """Begin a draft. ``level_cost``: what running a level costs, in autoregressive steps."""
 
     def _rehearse(self) -> None:
         draft_seconds(
@@ -153,14 +152,19 @@ class FeatureDrafter(Drafter[FeatureState]):
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
-        ready, drafts, costs = list[FeatureState](), list[CandidateTree](), dict[tuple[bool, bool], float]()
+        ready, drafts, costs = list[FeatureState](), list[CandidateTree](), dict[bool, float]()
+        live = all(state.sequence.timed for state in states)  # as the budgets of a batch
+        context = max([len(state.sequence.tokens) for state in states], default=0)
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
             if state.complete and budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
-                kind = state.sequence.params.greedy, state.sequence.timed
-                if budget.relative_costs and kind not in costs:
-                    costs[kind] = self._level_cost.of(state.sequence, len(states))
-                cost = costs[kind] if budget.relative_costs else 0.0
+                sampled = not state.sequence.params.greedy
+                if budget.relative_costs and sampled not in costs:
+                    batch = max(len(states), int(budget.base_tokens))
+                    costs[sampled] = self._level_cost.of(
+                        len(states), batch, 1 << context.bit_length(), live=live, sampled=sampled
+                    )
+                cost = costs[sampled] if budget.relative_costs else 0.0
                 state.candidates = self.start(state, budget, cost)
                 ready.append(state)
                 drafts.append(state.candidates)
@@ -169,8 +173,9 @@ class FeatureDrafter(Drafter[FeatureState]):
             # Not one for all: a request's processor may generate with the same drafter meanwhile.
             branches = self._branches.pop() if self._branches else self.net.branches()
             sampled = any(not state.sequence.params.greedy for state in ready)
-            for seconds in branches.draft([state.root(self.net) for state in ready], drafts):
-                self._level_cost.measured(seconds, sampled=sampled)
+            self._level_cost.measured(
+                branches.draft([state.root(self.net) for state in ready], drafts), sampled=sampled
+            )
             self._branches.append(branches)
             for state in ready:
                 state.forget_old()
@@ -243,49 +248,3 @@ def _blocks(unread: Seq[_Unread]) -> list[list[_Unread]]:
         else:
             blocks.append([one])
     return blocks
-
-
-class LevelCost:
-    """Costs of a level in autoregressive rounds of ``target``.
-
-    Requests go by the time that levels take now, greedy and sampled ones apart. Those whose answers must not depend on
-    the clock go by what ``rehearse`` gave when it was first called on this machine, kept with the target's costs under
-    ``name``.
-    """
-
-    def __init__(self, target: Target, name: str, rehearse: Callable[[], None]) -> None:
-        self._target, self._name, self._rehearse = target, name, rehearse
-        self._predictor = Predictor(target.costs)
-        self._seconds = {False: 0.0, True: 0.0}
-        """By whether requests sample; 0 where no level was timed."""
-        self._rehearsing = False
-
-    def measured(self, seconds: float, *, sampled: bool) -> None:
-        """One level took so long."""
-        # Some levels are interrupted: what is usual counts, not the mean.
-        usual = self._seconds[sampled] or seconds
-        self._seconds[sampled] = min(1.1 * usual, 0.9 * usual + 0.1 * seconds)
-
-    def of(self, sequence: Sequence, batch: int) -> float:
-        """The cost of a level for one of ``batch`` requests, whose rows it runs together: each bears its share."""
-        costs, sampled, live = self._target.costs, not sequence.params.greedy, sequence.timed
-        if costs.fixed or self._rehearsing or (live and not self._seconds[sampled]):
-            return LEVEL_COST  # which does not depend on the batch
-        context = 1 << (len(sequence.tokens) - 1).bit_length()
-        steps = self._predictor.draft_steps(
-            lambda: self._seconds[sampled] if live else costs.once(self._name, self._rehearsed),
-            LEVEL_COST,
-            batch,
-            context,
-            live=live,
-            sampled=sampled,
-        )
-        return min(1.0, steps) / batch
-
-    def _rehearsed(self) -> float:
-        known, self._seconds, self._rehearsing = self._seconds, {False: 0.0, True: 0.0}, True
-        try:
-            self._rehearse()
-            return self._seconds[True]
-        finally:
-            self._seconds, self._rehearsing = known, False

@@ -355,7 +355,8 @@ def _beside_draws(free: TokenTree, budget: Budget, known: Yield) -> TokenTree:
         return free.only(order[: budget.max_nodes])
     expected = budget.base_tokens + sum(known.expected(first))
     taken = min(round(sum(known.shares)), len(costs) - 1)
-    count, _ = best_count([first * prob for prob in probs], costs, expected, taken=taken)
+    most = probs[: budget.max_nodes]
+    count, _ = best_count([first * prob for prob in most], costs, expected, taken=taken)
     return free.only(order[:count])
 
 

@@ -110,7 +110,7 @@ class GraphTarget(RowTarget):
         positions = [at for part in parts for at in part.positions[part.earlier_rows :]]
         turns = self._rotary.rows(torch.tensor(positions, device=self.device), max(positions, default=0))
         second = None if plan.second is None else self._second(plan.second)
-        hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns, second)
+        hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns, second, read=logits)
         for part, lane in zip(parts, lanes, strict=True):
             if part.tree is not None:
                 first = part.committed

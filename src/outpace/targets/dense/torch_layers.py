@@ -121,26 +121,38 @@ class TorchDecoder:
         return self.final_softcap * torch.tanh(logits / self.final_softcap) if self.final_softcap else logits
 
     def run(
-        self, plan: ForwardPlan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor, second: Tensor | None = None
+        self,
+        plan: ForwardPlan,
+        hidden: Tensor,
+        lanes: Seq[Lane],
+        turns: Tensor,
+        second: Tensor | None = None,
+        *,
+        read: bool = True,
     ) -> Tensor:
         """The plan's layers over ``hidden``, the rows of all lanes end to end; ``turns`` are their rotations.
 
-        ``second``: embeddings of what layer 0 reads beside them.
+        ``second``: embeddings of what layer 0 reads beside them. ``read``: whether anybody reads what is returned;
+        else the last layer makes no more than K/V where the plan does not want what leaves it.
         """
         views = self._views(lanes)
+        read = read or max(plan.wanted, default=-1) >= plan.stop
         for index, layer in enumerate(self.layers):
             if index in plan.wanted:
                 plan.hidden_states[index] = hidden
             if not plan.start <= index < plan.stop:
                 continue
+            ends = index + 1 == plan.stop and not read
             if index not in plan.skip_attention:
                 inputs = _norm(hidden, layer.norms.get("norm1"), self.epsilon)
                 if index == 0 and self.second_norm is not None:
                     assert second is not None
                     inputs = torch.cat([_norm(second, self.second_norm, self.epsilon), inputs], dim=-1)
-                found = self._attention(index, layer, inputs, views, turns, plan)
-                hidden = hidden + self._after(found, layer, "post1")
-            if index not in plan.skip_mlp:
+                queries = self._placed(index, layer, inputs, views, turns, plan)
+                if ends:
+                    break
+                hidden = hidden + self._after(self._attention(index, layer, queries, views), layer, "post1")
+            if index not in plan.skip_mlp and not ends:
                 found = self._mlp(layer, _norm(hidden, layer.norms.get("norm2"), self.epsilon))
                 hidden = hidden + self._after(found, layer, "post2")
         if len(self.layers) in plan.wanted:
@@ -160,9 +172,10 @@ class TorchDecoder:
         """Sandwich norms have one on the way back as well."""
         return _norm(found, layer.norms[name], self.epsilon) if name in layer.norms else found
 
-    def _attention(
+    def _placed(
         self, index: int, layer: _Layer, rows: Tensor, views: list[_View], turns: Tensor, plan: ForwardPlan
     ) -> Tensor:
+        """The rows' queries (n, heads, head_size). Their keys and values are laid where they are kept."""
         heads = layer.qkv(rows).view(len(rows), -1, self.head_size)
         turning, values = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
         if layer.turning is not None:
@@ -173,13 +186,17 @@ class TorchDecoder:
         queries, keys = turning[:, : self.heads], turning[:, self.heads :]
         if plan.queries is not None:
             plan.queries[index] = queries
-        found = []
         for view in views:
             kept = view.cache[index]
             kept[0].index_copy_(1, view.slots, keys[view.rows].transpose(0, 1))
             kept[1].index_copy_(1, view.slots, values[view.rows].transpose(0, 1))
+        return queries
+
+    def _attention(self, index: int, layer: _Layer, queries: Tensor, views: list[_View]) -> Tensor:
+        found = []
+        for view in views:
             mask = view.masks[layer.mask]
-            found.append(self._attend(queries[view.rows], kept, mask if mask.dim() == 2 else mask[index]))
+            found.append(self._attend(queries[view.rows], view.cache[index], mask if mask.dim() == 2 else mask[index]))
         return layer.out(found[0] if len(found) == 1 else torch.cat(found))
 
     def _attend(self, queries: Tensor, kept: Tensor, mask: Tensor) -> Tensor:
