@@ -175,6 +175,28 @@ def test_a_norm_before_the_residual_stream_is_the_default_of_speculators(tmp_pat
     assert open_head(folder).load(target()).options.residual == "normed"
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_flat_configuration_says_of_norms_is_read_wherever_it_stands(nested: bool, tmp_path: Path) -> None:
+    """The tensors are the same either way, so that nothing else would notice."""
+    folder = written(head_of("eagle3", 50), "eagle", tmp_path / "there")
+    assert open_head(folder).load(target()).options.residual == "state"
+    inside = configuration(folder)["eagle_config"]
+    flag = {"norm_before_residual": True}
+    edit(folder, {"eagle_config": {**inside, **flag}} if nested else flag)
+    assert open_head(folder).load(target()).options.residual == "normed"
+    edit(folder, {"eagle_config": {**inside, "norm_before_fc": True}})
+    with pytest.raises(BadInput, match="norm_before_fc"):
+        open_head(folder).load(target())
+
+
+@pytest.mark.parametrize("held", [{"tokens": [1, 2]}, "tokens", [0.5, 1.5], torch.rand(9)])
+def test_a_map_that_is_no_list_of_tokens_is_refused(held: Any, tmp_path: Path) -> None:
+    folder = written(head_of("eagle", 50), "eagle", tmp_path / "there")
+    torch.save(held, folder / "token_map.pt")
+    with pytest.raises(BadInput, match=r"token_map\.pt that is no list of tokens"):
+        open_head(folder).load(target())
+
+
 def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> None:
     found = configuration(written(head_of("eagle3", 50, norms="attdrift"), "speculators", tmp_path / "eagle3"))
     assert found["speculators_model_type"] == found["speculators_config"]["algorithm"] == "eagle3"
@@ -192,6 +214,9 @@ def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> Non
     assert block["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     assert (block["block_size"], block["mask_token_id"]) == (6, IDLE)
     assert block["aux_hidden_state_layer_ids"] == [1, 2]
+    assert block["sliding_window_non_causal"] is True  # vLLM asks this of full attention, too
+    causal = configuration(written(head_of("dflash", causal=True), "speculators", tmp_path / "causal"))
+    assert causal["sliding_window_non_causal"] is False
     beside = torch.load(tmp_path / "dflash" / "mask_embedding.pt", weights_only=True)
     assert beside["mask_token_id"] == IDLE
     assert torch.equal(beside["embedding"].float(), tensors(tmp_path / "dflash")["embed_tokens.weight"][IDLE])
@@ -237,6 +262,8 @@ def test_engines_do_not_take_the_bias_of_an_eagle_head_for_one_of_attention(tmp_
         folder = written(head_of("eagle", bias=bias), "eagle", tmp_path / str(bias))
         assert "bias" not in configuration(folder)
         assert ("fc.bias" in tensors(folder)) is bias
+        # vLLM takes the one without a bias, SGLang the one with.
+        assert configuration(folder)["architectures"] == ["LlamaForCausalLMEagle" if bias else "LlamaForCausalLM"]
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("draft-lm", "hf")])
@@ -376,6 +403,8 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("medusa", "medusa", {"medusa_num_heads": 5}, {}, "LM head of its own in each head|lacks tensor 4.0"),
     ("medusa", "medusa", {}, {"1__1__weight": lambda one: one + 1}, "LM head of its own in each head"),
     ("medusa", "medusa", {}, {"token_map": lambda one: one + 10}, "drafts tokens that this model does not have"),
+    ("medusa", "medusa", {}, {"token_map": lambda one: one.float()}, "token_map that is no list of tokens"),
+    ("dflash", "speculators", {"transformer_layer_config__layer_types": [["full_attention"]]}, {}, "a window of the"),
     (
         "medusa",
         "medusa",

@@ -12,7 +12,7 @@ from layouts_support import head_of, target, written
 from outpace.core.errors import BadInput
 from outpace.heads.exchange import HUB
 from outpace.heads.head_folder import open_head
-from outpace.integrations.vllm.exported_head import exported
+from outpace.integrations.vllm.exported_head import _files_of, exported
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.speculative_config import Wanted, speculation
 from outpace.model import Model
@@ -63,6 +63,17 @@ def test_a_kind_that_is_not_shipped_for_the_model_is_refused_by_the_name_that_th
     wanted = Wanted(head="eagle3", model="tiny-chat")
     with pytest.raises(BadInput, match=r"no head of this kind is shipped for 'tiny-chat'$"):
         speculation(wanted, owner, "/cache/converted", Interpreter("python", "0.32.0"))
+
+
+def test_other_weights_at_the_same_place_have_an_export_of_their_own(tmp_path: Path) -> None:
+    """The exported folder holds the embedding and LM head of the model that it was made for."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    before = _files_of(str(tmp_path))
+    assert _files_of(str(tmp_path)) == before
+    weights.write_bytes(b"other")
+    assert _files_of(str(tmp_path)) != before
+    assert _files_of("org/name") == ""
 
 
 def test_a_head_whose_embedding_is_another_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cli_support import toy
 from outpace.core.errors import BadInput, MissingExtra
 from outpace.heads.head_config import WEIGHTS
 from outpace.targets.table import TableTarget
+from outpace.training import given_states
 from outpace.training.answers import states_of
 from outpace.training.given_states import GivenStates, check_alike, opened
 from outpace.training.shards import Conversation
@@ -186,6 +187,50 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
         torch.save({"x": 1} if damage == "other" else one | {"loss_mask": one["loss_mask"][:-1]}, file)
     with pytest.raises(BadInput, match=r"data_1\.pt.*delete it"):
         opened(folder, LAYERS[:-1], TOY.target).answer_tokens()
+
+
+def test_what_speculators_writes_beside_the_states_is_no_conversation(tmp_path: Path) -> None:
+    folder = as_pt(tmp_path / "d", count=3)
+    torch.save(torch.ones(29), folder / "token_freq.pt")
+    assert opened(folder, LAYERS[:-1], TOY.target).collected().prompts == 3
+
+
+def test_states_of_another_width_are_named_wherever_they_are(tmp_path: Path) -> None:
+    folder = as_pt(tmp_path / "d", count=3)
+    one = torch.load(folder / "data_2.pt")
+    torch.save(one | {"hidden_states": [rows[:, :-1] for rows in one["hidden_states"]]}, folder / "data_2.pt")
+    given = opened(folder, LAYERS[:-1], TOY.target)
+    with pytest.raises(BadInput, match=r"data_2\.pt has states .* wide, and others here"):
+        [found for path in given.paths for found in given.read(path, LAYERS)]
+
+
+def test_states_of_other_layers_in_a_later_part_of_the_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a second run of the other engine wrote them."""
+    monkeypatch.setattr(given_states, "TOGETHER", 2)
+    folder = as_pt(tmp_path / "d", count=6)
+    tokens, _ = texts(6)[4]
+    one = torch.load(folder / "data_4.pt")
+    torch.save(one | {"hidden_states": states_for(tokens, LAYERS[1:] + LAYERS[:1])}, folder / "data_4.pt")
+    with pytest.raises(BadInput, match=r"data_4 holds"):
+        opened(folder, LAYERS[:-1], TOY.target)
+
+
+def test_a_data_set_that_lacks_a_row_is_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = as_safetensors(tmp_path / "d", with_masks=False) / "hidden_states"
+    (tmp_path / "d" / "dataset_info.json").write_text("{}")
+    rows = [{"loss_mask": mask} for _, mask in texts()][:-1]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda _: rows))
+    with pytest.raises(BadInput, match=r"row 39 of the data set"):
+        opened(folder, LAYERS[:-1], TOY.target).answer_tokens()
+
+    def damaged(_: str) -> None:
+        raise ValueError("no Arrow file")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=damaged))
+    with pytest.raises(BadInput, match="is no data set that can be read"):
+        opened(folder, LAYERS[:-1], TOY.target)
 
 
 def test_texts_without_answers_are_passed_over(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from fcntl import LOCK_EX, flock
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,16 @@ class Pretend:
             states = states_of(TOY.target, [Conversation("", [*body["prompt"], EOS], [])], self.layers)[0]
         rows = torch.stack([states[layer][:-1] for layer in self.layers], 1)
         path = self.folder / f"{number}.safetensors"
-        save_file({"token_ids": torch.tensor(body["prompt"]), "hidden_states": rows}, path)
+        # As vLLM's connector: the lock is there before the answer, and held until the file is whole.
+        lock = path.with_name(f"{path.name}.lock").open("w")
+        flock(lock, LOCK_EX)
+
+        def write() -> None:
+            time.sleep(0.02)
+            with lock:
+                save_file({"token_ids": torch.tensor(body["prompt"]), "hidden_states": rows}, path)
+
+        threading.Thread(target=write).start()
         named = {"hidden_states_path": str(path)}
         return {"choices": [{"token_ids": answer, "text": ""}], "kv_transfer_params": named}
 

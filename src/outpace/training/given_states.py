@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ _CLEARLY = 1e-3
 """By how much the states of another layer are nearer, where the wrong layer was written."""
 _CHECKED = 128
 """Tokens that are computed again for the comparison, at most."""
+_COMPARED = 16
+"""Conversations that are compared with the model, at most: folders that were filled by several runs may hold several
+kinds of states."""
+_BESIDE = frozenset({"token_freq", "d2t", "t2d"})
+"""Files that speculators writes beside the states, by name."""
 _DAMAGED = (
     OSError,
     SafetensorError,
@@ -57,11 +63,14 @@ class GivenStates:
 
     def __init__(self, folder: Path, layers: Sequence[int], vocab_size: int) -> None:
         self.folder, self.layers, self._vocab_size = folder, tuple(layers), vocab_size
-        files = sorted((*folder.rglob("*.pt"), *folder.rglob("*.safetensors")), key=_number)
+        found = (*folder.rglob("*.pt"), *folder.rglob("*.safetensors"))
+        files = sorted((one for one in found if one.stem not in _BESIDE), key=_number)
         if not files:
             raise BadInput(f"{folder} holds no hidden states: no .pt and no .safetensors files")
         self._groups = {files[at]: files[at : at + TOGETHER] for at in range(0, len(files), TOGETHER)}
         self._masks: Any = None
+        self._width: int | None = None
+        """Of the states that were read first."""
 
     @property
     def paths(self) -> list[Path]:
@@ -96,6 +105,14 @@ class GivenStates:
             )
         if any(one.shape[:1] != tokens.shape or one.dim() != 2 for one in (*states, mask[:, None])):
             raise BadInput(f"{file} is damaged: it has not one state and one mask for each token; delete it")
+        widths = {one.shape[-1] for one in states}
+        self._width = self._width or min(widths)
+        if widths != {self._width}:
+            said = ", ".join(map(str, sorted(widths)))
+            raise BadInput(
+                f"{file} has states {said} wide, and others here are {self._width} wide: it is of another model; "
+                "delete it"
+            )
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             raise BadInput(f"{file} has tokens that this model does not have: it is of another tokenizer")
         spans = _spans(mask.bool().tolist())
@@ -134,8 +151,15 @@ class GivenStates:
                 from datasets import load_from_disk
             except ImportError:
                 raise MissingExtra(f"{file} has no loss_mask; reading it from {home}", "train") from None
-            self._masks = load_from_disk(str(home))
-        return torch.as_tensor(self._masks[_number(file)[0]]["loss_mask"])
+            try:
+                self._masks = load_from_disk(str(home))
+            except _DAMAGED as error:
+                raise BadInput(f"{home} is no data set that can be read ({one_line(error)})") from error
+        row = _number(file)[0]
+        try:
+            return torch.as_tensor(self._masks[row]["loss_mask"])
+        except _DAMAGED as error:
+            raise BadInput(f"{file} has no loss_mask, and row {row} of the data set beside it has none") from error
 
     def collected(self) -> Collected:
         """How much there is."""
@@ -149,10 +173,19 @@ class GivenStates:
 
     def check(self, target: Target) -> None:
         """Raise BadInput where the states are not what ``target`` has: of other layers, or of another model."""
-        one = next((one for path in self.paths for one in self.read(path, self.layers)), None)
-        if one is None:
-            raise BadInput(f"{self.folder} has no conversation with an answer")
-        check_alike(self.folder, one.states, one.tokens, self.layers, target)
+        some = self.paths[:: -(-len(self.paths) // _COMPARED)]
+        if self._compared(some, target) or self._compared(self.paths, target, most=1):
+            return
+        raise BadInput(f"{self.folder} has no conversation with an answer")
+
+    def _compared(self, paths: Sequence[Path], target: Target, most: int = _COMPARED) -> int:
+        """Compare the first conversation of each group with the model, ``most`` of them; how many were."""
+        firsts = (one for path in paths for one in islice(self.read(path, self.layers), 1))
+        count = 0
+        for one in islice(firsts, most):
+            check_alike(self.folder / one.key, one.states, one.tokens, self.layers, target)
+            count += 1
+        return count
 
 
 def check_alike(

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from fcntl import LOCK_NB, LOCK_SH, flock
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,15 @@ class StateServer:
         return {layer: rows[:, at].contiguous() for at, layer in enumerate(self.layers) if layer in layers}
 
     def _taken(self, path: Path, tokens: Sequence[int]) -> Tensor:
-        """The states in a file that the server has named, (T, layers, hidden); the file is deleted."""
+        """The states in a file that the server has named, (T, layers, hidden); the file and its lock are deleted."""
+        lock = path.with_name(f"{path.name}.lock")
         until = time.monotonic() + self._patience
         rows: Tensor
         while True:
             try:
+                if lock.exists():  # held until the file is whole
+                    with lock.open("rb") as held:
+                        flock(held, LOCK_SH | LOCK_NB)
                 found = load(path.read_bytes())
                 ids, rows = found["token_ids"].flatten().tolist(), found["hidden_states"]
                 break
@@ -151,7 +156,8 @@ class StateServer:
         if ids[: len(tokens)] != list(tokens) or len(rows) < len(tokens):
             raise BadInput(f"{path} has the states of another text than was asked for")
         try:
-            path.unlink(missing_ok=True)
+            for one in (path, lock):
+                one.unlink(missing_ok=True)
         except OSError as error:
             raise BadInput(f"{path} cannot be deleted ({error.strerror or error}); the disk would fill") from None
         return rows[: len(tokens)].to(torch.bfloat16)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LAYOUTS = {"eagle3": "speculators", "dflash": "speculators", "draft-lm": "hf", "medusa": "medusa"}
 """By kind of head, the layout that vLLM reads."""
+_REVISION = 2
+"""Of what the layouts write: one more where that changes, so that no head that was exported before is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def exported(head: HeadFolder, model: Callable[[], Model], served: str, name: st
             raise BadInput(f"'{head.files.path}' is of layout eagle; import it (outpace import-head), then serve that")
         head.load(model().target)
         return ExportedHead(head.files.path, head, _verifier_note(head, served, name))
-    key = "\n".join((head.files.fingerprint, served, layout, __version__))
+    key = "\n".join((head.files.fingerprint, served, _files_of(served), layout, __version__, str(_REVISION)))
     folder = cache_dir() / "vllm" / "heads" / f"{head.kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not (folder / CONFIG).is_file():
         with stage(f"exporting the {head.kind} head", brief=True):
@@ -61,6 +63,15 @@ def exported(head: HeadFolder, model: Callable[[], Model], served: str, name: st
                 if not (folder / CONFIG).is_file():  # another process may have been quicker
                     raise
     return ExportedHead(folder, head)
+
+
+def _files_of(served: str) -> str:
+    """What tells the files of a folder from others that are put in their place; nothing of a hub id."""
+    folder = Path(served)
+    if not folder.is_dir():
+        return ""
+    found = [(one.name, one.stat()) for one in sorted(folder.iterdir()) if one.is_file()]
+    return "\n".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in found)
 
 
 def _verifier_note(head: HeadFolder, served: str, name: str) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ Verified in speculators:
 * The mask is a token. outpace's mask is an embedding of its own, and is written in the place of a token that no text
   uses. vLLM runs with that embedding, and takes ``mask_embedding.pt`` beside it for the same; the library
   ``speculators`` itself puts the target's embedding back when it loads a dflash head to train it further.
-* Blocks are causal in layers of sliding attention; a window as wide as the context leaves the rest as it is.
+* Blocks are causal in layers of sliding attention; a window as wide as the context leaves the rest as it is. vLLM takes
+  ``sliding_window_non_causal`` for all layers, those of full attention too.
 
 z-lab's layout is read and not written: a Qwen3 configuration with ``dflash_config``. It borrows embedding and LM head
 from its target when it runs. Its mask is a token of the target, or lies beside it as ``mask_embedding.pt``; its
@@ -64,7 +65,7 @@ class DFlashSpeculators(SpeculatorsLayout):
         return {
             "transformer_layer_config": config,
             "block_size": head.options.block,
-            "sliding_window_non_causal": False,
+            "sliding_window_non_causal": not causal,
             "sample_from_anchor": False,
         }
 
@@ -155,7 +156,8 @@ def _mask_row(token: object, rows: Tensor | None, target: Target, where: Path) -
 
 def _is_causal(config: Mapping[str, Any], inner: Mapping[str, Any], where: Path) -> bool:
     """Whether rows of a block see only the rows before them. Raises IncompatibleHead for windows over the context."""
-    types = set(inner.get("layer_types") or ["full_attention"])
+    named = inner.get("layer_types") or ["full_attention"]
+    types = {str(one) for one in named} if isinstance(named, list) else {str(named)}
     if types == {"full_attention"}:
         return False
     context, window = number(inner, "max_position_embeddings", where, 8192), inner.get("sliding_window")

@@ -1,10 +1,10 @@
 """EAGLE-1 heads in EAGLE's own layout (SafeAILab): a flat configuration of a Llama, one file of tensors.
 
 Verified there: ``fc`` with or without a bias, layer 0 without its first norm. vLLM loads an ``fc`` without a bias, and
-SGLang one with a bias. No ``bias`` is written into the configuration: engines take it for a bias of attention. The head
-reads and predicts states behind the target's final norm, for the target's own LM head: neither an LM head nor a
-vocabulary map is stored. A reduced vocabulary lies beside it as ``token_map.pt``, for SGLang's
-``--speculative-token-map``.
+SGLang one with a bias, under an architecture of its own; EAGLE's own code gives a head without one a random bias. No
+``bias`` is written into the configuration: engines take it for a bias of attention. The head reads and predicts states
+behind the target's final norm, for the target's own LM head: neither an LM head nor a vocabulary map is stored. A
+reduced vocabulary lies beside it as ``token_map.pt``, for SGLang's ``--speculative-token-map``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class EagleLayout(Layout):
             raise BadInput(
                 "layout 'eagle' takes the target's LM head for an eagle head; this one has an LM head of its own"
             )
-        config = {"architectures": ["LlamaForCausalLM"], **decoder_config(head.config, target, "llama")}
+        architecture = "LlamaForCausalLMEagle" if head.options.bias else "LlamaForCausalLM"  # SGLang's, or vLLM's
+        config = {"architectures": [architecture], **decoder_config(head.config, target, "llama")}
         own = {name: bf16(value) for name, value in head.own_weights().items()}
         package = Package(config, {EMBEDDING: embedding(target), **own})
         if len(head.draft_vocabulary) < target.vocab_size:
@@ -85,4 +86,10 @@ def _token_map(where: Path, target: Target) -> Tensor:
     if not (where / MAP).is_file():
         return torch.arange(target.vocab_size)
     found = load_pickle(where / MAP)
-    return found if isinstance(found, Tensor) else torch.tensor(found)
+    try:
+        ids = found if isinstance(found, Tensor) else torch.tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.empty(0)
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise refused(where, f"has a {MAP} that is no list of tokens", "shapes")
+    return ids

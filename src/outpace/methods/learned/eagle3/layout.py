@@ -42,6 +42,8 @@ from outpace.targets.base import Target
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
+_NORMED = "norm_before_residual"
+_FLAGS = ("norm_before_fc", "norm_output", "fc_norm", _NORMED)
 
 
 @layout
@@ -71,11 +73,13 @@ class Eagle3Layout(Layout):
     def read(self, files: HeadFiles, target: Target) -> StoredHead:
         config, where = files.config, files.path
         tensors = {name.removeprefix("model."): value for name, value in files.tensors.items()}
-        options = _options(config, config, where)
-        nested, layers = config.get("eagle_config"), low_middle_high(target.num_layers)
+        inside, layers = config.get("eagle_config"), low_middle_high(target.num_layers)
+        nested: Mapping[str, Any] = inside if isinstance(inside, Mapping) else {}
+        told = {**config, **{key: nested[key] for key in _FLAGS if key in nested}}  # vLLM reads the nested ones first
+        options = _options(told, config, where) | {"residual": "normed" if told.get(_NORMED) else "state"}
         if _LAYERS in config:
             layers = layer_ids(config, _LAYERS, where)
-        elif isinstance(nested, Mapping) and _LAYERS in nested:
+        elif _LAYERS in nested:
             layers = layer_ids(nested, _LAYERS, where, shift=1)
         ids = vocabulary(tensors, config, target, where)
         known = head_config(
@@ -105,7 +109,7 @@ class Eagle3Speculators(SpeculatorsLayout):
         _plain(head, self.name)
         return {
             "transformer_layer_config": decoder_config(head.config, target, "llama"),
-            "norm_before_residual": head.options.residual == "normed",
+            _NORMED: head.options.residual == "normed",
             "norm_before_fc": False,
             **_norms(head),
             "embed_requires_grad": False,
@@ -115,7 +119,7 @@ class Eagle3Speculators(SpeculatorsLayout):
         return int(head.options.steps)
 
     def options(self, files: HeadFiles, inner: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        before = files.config.get("norm_before_residual", True)
+        before = files.config.get(_NORMED, True)
         return _options(files.config, inner, files.path) | {"residual": "normed" if before else "state"}
 
 
