@@ -294,6 +294,8 @@ def test_bad_input_is_said_in_one_line(
     refused(cli(*asked("-n", "0")), "--max-new-tokens")
     refused(cli(*asked("--data", str(tmp_path))), "--baselines")
     refused(cli(*asked("--limit", "0")), "limit")
+    refused(cli("eval-head", "medusa", *SHORT), "there is no head at 'medusa'", "no kind of head that is shipped")
+    refused(cli("eval-head", "eagle3", "--record"), "--record writes into the head's folder")
 
 
 def test_what_was_measured_is_kept_with_the_head(cli: Run, folder: Path, questions: Path) -> None:

@@ -28,6 +28,14 @@ def test_the_shipped_head_is_exported_as_eagle_has_it(run: Run, tmp_path: Path) 
     assert config["fc_norm"] is True and config["norm_output"] is True
 
 
+def test_the_shipped_head_is_measured_by_its_kind(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"turns": ["Why is the sky blue?"]}))
+    ran = run("eval-head", "eagle3", "--prompts", str(prompts), "-n", "8", "--method", "eagle3", "--json")
+    assert ran.code == 0, ran
+    assert json.loads(ran.out)["head"]["kind"] == "eagle3"
+
+
 def test_a_bench_with_60_nodes_drafts_trees_of_60(run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"turns": ["Why is the sky blue?"]}))

@@ -232,6 +232,12 @@ def test_engines_collect_states_in_the_order_of_the_layers(tmp_path: Path) -> No
     assert torch.allclose(again.fused([states[0], states[2]]), head.fused([states[2], states[0]]), atol=1e-4)
 
 
+def test_speculators_says_nothing_of_layers_that_are_the_usual_ones(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3", 50), "speculators", tmp_path / "there")
+    edit(folder, {"eagle_aux_hidden_state_layer_ids": None})
+    assert open_head(folder).load(target()).config.aux_hidden_state_layers == (1, 2)
+
+
 def test_sglang_names_the_layers_whose_output_it_is(tmp_path: Path) -> None:
     head = head_of("eagle3", aux_hidden_state_layers=(2, 4))
     folder = written(head, "eagle", tmp_path / "there")
@@ -374,7 +380,7 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("eagle3", "speculators", {"transformer_layer_config__hidden_size": 64}, {}, "its hidden size is 64.*model's 32"),
     ("eagle3", "speculators", {"transformer_layer_config__vocab_size": 99}, {}, "its vocabulary is 99, .*model's 97"),
     ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, {}, "reads layer 9; .*has 4 layers"),
-    ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": None}, {}, "does not say which layers"),
+    ("dflash", "speculators", {"aux_hidden_state_layer_ids": None}, {}, "does not say which layers"),
     ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, "fc.weight of shape"),
     ("eagle3", "speculators", {"norm_before_fc": True}, {}, "norm_before_fc"),
     ("eagle3", "speculators", {"fc_norm": True}, {}, "one of fc_norm and norm_output"),

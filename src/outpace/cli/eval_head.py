@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,13 @@ _DEPTHS = 6
 
 @grouped()
 def eval_head(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a trained head.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="HEAD",
+            help="Folder of a trained head, or the kind of one that is shipped for the model: eagle3, ...",
+        ),
+    ],
     machine: Machine,
     *,
     prompts: opt.PromptFile,
@@ -55,16 +62,20 @@ def eval_head(
     opt.check_length(max_new_tokens)
     if data is not None and not baselines:
         raise BadInput("--data is for the bigram table of --baselines; give --baselines too")
+    if record and not folder.is_dir():
+        raise BadInput("--record writes into the head's folder; name that folder")
     from outpace.bench.head_subjects import choose_methods
-    from outpace.heads.head_folder import open_head
+    from outpace.heads.shipped import find_head
 
-    names = choose_methods(open_head(folder).kind, method)
     machine.check()
     params, questions = sampling.params(), prompts.read()
+    load = cache(machine.load)
+    head = find_head(folder, load, machine.model)
+    names = choose_methods(head.kind, method)
     with advancing("evaluation") as advance:
         found = outpace.evaluate_head(
-            machine.load,
-            folder,
+            load,
+            head.files.path,
             questions,
             methods=Drafting(param).settings(names, params),
             max_new_tokens=max_new_tokens,

@@ -11,7 +11,7 @@ Verified there, and different from other layouts:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from outpace.heads.base import Head
@@ -55,6 +55,10 @@ class SpeculatorsLayout(Layout):
     def options(self, files: HeadFiles, inner: Mapping[str, Any], layers: int) -> dict[str, Any]:
         """The kind's own settings. ``inner``: the layers' configuration; ``layers``: how many there are."""
 
+    def layers(self, files: HeadFiles, target: Target) -> Sequence[int]:
+        """The auxiliary layers. Raises IncompatibleHead where the configuration does not say."""
+        return layer_ids(files.config, self.layers_key, files.path)
+
     def kind_of(self, files: HeadFiles) -> str | None:
         return self.kind if files.config.get(TYPE) == self.kind else None
 
@@ -97,7 +101,7 @@ class SpeculatorsLayout(Layout):
             where,
             kind=self.kind,
             target=target_facts(target, verifier.get("name_or_path") if isinstance(verifier, Mapping) else None),
-            aux_hidden_state_layers=tuple(sorted(layer_ids(config, self.layers_key, where))),
+            aux_hidden_state_layers=tuple(sorted(self.layers(files, target))),
             vocabulary=len(ids),
             options=options_of(self.kind, self.options(files, inner, shapes["layers"]), where),
             **shapes,

@@ -14,7 +14,7 @@ Verified there:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,6 +114,11 @@ class Eagle3Speculators(SpeculatorsLayout):
             **_norms(head),
             "embed_requires_grad": False,
         }
+
+    def layers(self, files: HeadFiles, target: Target) -> Sequence[int]:
+        # speculators writes null for the layers that it takes by default.
+        named = files.config.get(_LAYERS) is not None
+        return super().layers(files, target) if named else low_middle_high(target.num_layers)
 
     def draft_length(self, head: Head) -> int:
         return int(head.options.steps)
