@@ -115,7 +115,5 @@ def _decoded(kind: str, folder: Path, model: Model, tokens: int) -> Check:
         return Check("decoding", False, f"method '{names[0]}' drafts nothing with it")
     accepted_of = f"{accepted} of {drafted} draft tokens accepted"
     if not accepted:
-        accepted_of = (
-            f"none of {drafted} draft tokens was accepted: is it trained, and for this model and these layers?"
-        )
+        accepted_of += ": is it trained, for this model and these layers?"
     return Check("decoding", True, f"method '{names[0]}' answers as autoregressive decoding does; {accepted_of}")
