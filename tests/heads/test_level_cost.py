@@ -89,14 +89,16 @@ def test_levels_that_seemed_slow_at_first_are_run_again(target: TableTarget) -> 
     assert of(cost, live=True, sampled=True) == LEVEL_COST
     cost.measured([3e-4], sampled=True)
     assert of(cost, live=True, sampled=True) == pytest.approx(3e-4 / (2 * ROUND))
-    for _ in range(3):
-        cost = level(target)
-        cost.measured([1.0] * 3, sampled=True)
-        drafts = 0
-        while of(cost, live=True, sampled=True) > 0.1:
-            cost.measured([], sampled=True)
-            drafts += 1
+    cost = level(target)
+    cost.measured([2e-4, 8e-3, 8e-3], sampled=True)
+    drafts = 0
+    while of(cost, live=True, sampled=True) > 0.1:
+        cost.measured([], sampled=True)
+        drafts += 1
     assert 50 < drafts < 1000
+    for _ in range(5000):  # text for which no level is run at any price
+        cost.measured([], sampled=True)
+    assert of(cost, live=True, sampled=True) == pytest.approx(1e-4 / (2 * ROUND))
 
 
 def test_where_costs_are_fixed_no_clock_is_read(target: TableTarget) -> None:

@@ -176,7 +176,7 @@ def test_a_server_that_does_not_answer_so_is_refused(
     pretend: Pretend, url: str, change: Callable[[dict[str, Any]], Any], said: str
 ) -> None:
     pretend.change = change
-    server = StateServer(url, LAYERS, TOY.target.hidden_size, patience=0.1)
+    server = StateServer(url, LAYERS, TOY.target.hidden_size, patience=1.0)
     with pytest.raises(BadInput, match=said) as refused:
         server.states_of([Conversation("", [1, 2, 3], [])], LAYERS)
     assert "\n" not in str(refused.value)

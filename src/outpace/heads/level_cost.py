@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,6 +17,8 @@ _SEEN = 3
 _CHEAPER = 0.99
 """What a level's time is multiplied by in drafts that run none: one that seemed too slow would else never be run again,
 and so never show anything else."""
+_FLOOR = 0.5
+"""It falls no lower than to this share of the quickest level: text for which no level is run at any price is common."""
 
 
 class LevelCost:
@@ -70,6 +73,8 @@ class _LevelTime:
     """What a level usually takes: the median of the first ones, then slowly what the next ones take."""
 
     seconds: float = 0.0
+    least: float = math.inf
+    """Of all levels so far."""
     first: list[float] = field(default_factory=list)
 
     @property
@@ -79,8 +84,9 @@ class _LevelTime:
     def saw(self, levels: Seq[float]) -> None:
         """A draft has run such levels."""
         if self.known and not levels:
-            self.seconds *= _CHEAPER
+            self.seconds = max(_CHEAPER * self.seconds, _FLOOR * self.least)
         for one in levels:
+            self.least = min(self.least, one)
             if not self.known:
                 self.first.append(one)
                 self.seconds = median(self.first)

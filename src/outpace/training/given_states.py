@@ -180,7 +180,9 @@ class GivenStates:
 
     def _compared(self, paths: Sequence[Path], target: Target, most: int = _COMPARED) -> int:
         """Compare the first conversation of each group with the model, ``most`` of them; how many were."""
-        firsts = (one for path in paths for one in islice(self.read(path, self.layers), 1))
+        # What one token says of layers is nothing.
+        telling = ((one for one in self.read(path, self.layers) if len(one.tokens) > 1) for path in paths)
+        firsts = (one for group in telling for one in islice(group, 1))
         count = 0
         for one in islice(firsts, most):
             check_alike(self.folder / one.key, one.states, one.tokens, self.layers, target)

@@ -141,8 +141,7 @@ class StateServer:
         while True:
             try:
                 if lock.exists():  # held until the file is whole
-                    with lock.open("rb") as held:
-                        flock(held, LOCK_SH | LOCK_NB)
+                    _check_free(lock)
                 found = load(path.read_bytes())
                 ids, rows = found["token_ids"].flatten().tolist(), found["hidden_states"]
                 break
@@ -205,6 +204,18 @@ class StateServer:
         if not isinstance(found, dict):
             raise BadInput(f"{self.url} does not answer as vLLM does")
         return found
+
+
+def _check_free(lock: Path) -> None:
+    """Raise BlockingIOError while another program holds the lock. Where files cannot be locked nothing is to be seen of
+    that, and whether a file is whole shows when it is read."""
+    try:
+        with lock.open("rb") as held:
+            flock(held, LOCK_SH | LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
 
 
 def _path(reply: dict[str, Any]) -> Path | None:

@@ -89,7 +89,7 @@ class MedusaLayout(Layout):
         layers = number(config, "medusa_num_layers", where, config.get("num_hidden_layers", 1))
         tensors = _plain(files.tensors, layers)
         ids = tensors.get(_MAP, torch.arange(target.vocab_size))
-        if ids.is_floating_point():
+        if ids.is_floating_point() or ids.dtype == torch.bool:
             raise refused(where, f"has a {_MAP} that is no list of tokens", "shapes")
         known = head_config(
             where,
