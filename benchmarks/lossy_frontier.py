@@ -1,14 +1,15 @@
 """What lossy acceptance rules cost: the frontier of speed against divergence, and scores of tasks. Resumable.
 
     python benchmarks/lossy_frontier.py divergence --out runs/lossy --prompts spec_bench.jsonl --share 3
-    python benchmarks/lossy_frontier.py scores --out runs/lossy --prompts gsm8k.jsonl humaneval.jsonl \\
+    python benchmarks/lossy_frontier.py scores --out runs/lossy --prompts gsm8k.jsonl --max-new-tokens 512 \\
         --model qwen2.5-coder-1.5b.gguf --draft-model qwen2.5-coder-0.5b.gguf
     python benchmarks/lossy_frontier.py table --out runs/lossy --page docs/lossy.md
 
 ``divergence`` measures every rule of :data:`SWEEPS` at each value of its knob, at every temperature; ``scores`` the
-rows of :data:`SCORED`. Both take ``--batch`` prompts at a time and run all rows on them, every drafter and temperature,
-before the next ones: whenever a run ends, all rules and settings have answered the same prompts. What is done stands
-in ``--out``, one file of results for each part; run again, they go on where they ended. ``--max-minutes`` bounds a run.
+rows of :data:`SCORED` on tasks, a study for each ``--prompts``. Both take ``--batch`` prompts at a time and run all
+rows on them, every drafter and temperature, before the next ones: whenever a run ends, all rules and settings have
+answered the same prompts. What is done stands in ``--out``, one file of results for each part; run again, they go on
+where they ended. ``--max-minutes`` bounds a run.
 ``table`` pools what is there, prints it, and with ``--page`` writes it into the page, between its marks.
 
     python benchmarks/lossy_frontier.py divergence --out runs/lossy --prompts spec_bench.jsonl --max-new-tokens 48 \\
@@ -79,8 +80,9 @@ def divergence(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def scores(options: argparse.Namespace) -> Iterator[Part]:
+    tasks = "+".join(file.stem for file in options.prompts)
     for prompts in batches(options):
-        yield Part(f"scores-{options.model_name}", SCORED, prompts, settings(options, 0.0))
+        yield Part(f"scores-{options.model_name}-{tasks}", SCORED, prompts, settings(options, 0.0))
 
 
 def settings(options: argparse.Namespace, temperature: float) -> dict[str, Any]:

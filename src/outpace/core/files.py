@@ -80,6 +80,14 @@ def write_atomically(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
 
 
+def file_version(stat: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from others and from what it was before.
+
+    Device, inode, size, and when its content and its entry were last changed, in nanoseconds.
+    """
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 def is_special(path: Path) -> bool:
     """Whether ``path`` is a device, a pipe or a socket, or a name of an open stream such as /dev/stdout."""
     if path.exists() and not path.is_file() and not path.is_dir():

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from outpace.core.errors import BadInput
-from outpace.core.files import home_expanded
+from outpace.core.files import file_version, home_expanded
 from outpace.datastore.layout import HEADER_BYTES, REBUILD, Header, digest
 
 _PARTS = 64
@@ -167,7 +167,7 @@ def _common(one: bytes, other: bytes, width: int) -> int:
     return low
 
 
-_OPEN: WeakValueDictionary[tuple[str | int, ...], Datastore] = WeakValueDictionary()
+_OPEN: WeakValueDictionary[tuple[object, ...], Datastore] = WeakValueDictionary()
 """Datastores in use by what their files were when they were opened: methods that share one share its memory."""
 
 
@@ -184,7 +184,7 @@ def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None)
     try:
         with place.open("rb") as file:
             stat = os.fstat(file.fileno())
-            seen = (str(place.resolve()), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            seen = str(place.resolve()), file_version(stat)
             store = _OPEN.get(seen)
             if store is None:
                 # An empty file cannot be mapped.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
+from outpace.core.files import file_version
 from outpace.heads.head_config import WEIGHTS
 from outpace.heads.shipped import measured, shipped
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, check_names
@@ -202,7 +203,7 @@ class _Weights:
         return BridgedTarget(draft.target, words, self.target.context_length)
 
 
-def _written(folder: Path) -> tuple[str, int | None]:
-    """A folder and when its weights were written."""
+def _written(folder: Path) -> tuple[str, tuple[int, ...] | None]:
+    """A folder and the version of its weights."""
     weights = folder / WEIGHTS
-    return str(folder.resolve()), weights.stat().st_mtime_ns if weights.exists() else None
+    return str(folder.resolve()), file_version(weights.stat()) if weights.exists() else None

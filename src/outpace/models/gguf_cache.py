@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from outpace.core.errors import BadInput, out_of_memory
-from outpace.core.files import home_expanded, read_json, settle, write_atomically
+from outpace.core.files import file_version, home_expanded, read_json, settle, write_atomically
 from outpace.core.progress import stage
 from outpace.core.version import __version__
 from outpace.models import gguf_convert
@@ -50,7 +50,7 @@ _TEMPORARY = ".tmp-"
 _WEIGHTS = ".safetensors"
 _DESCRIPTION = 2**26
 """Bytes that a tokenizer and a configuration need at most."""
-_SETTLED = 2.0  # seconds after which a file's times tell whether it has changed since
+_SETTLED = 2 * 10**9  # nanoseconds after which a file's times tell whether it has changed since
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
@@ -216,8 +216,7 @@ def _kept(path: Path) -> _Kept:
 def content_digest(path: Path) -> str:
     """SHA-256 of a file, remembered for as long as its identity, size and times stay the same."""
     with explained(f"cannot read '{path}'"):
-        stat = path.stat()
-        seen = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        seen = list(file_version(path.stat()))
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     note = cache_dir() / "digests" / f"{place}.json"
     with suppress(BadInput, KeyError):
@@ -227,7 +226,7 @@ def content_digest(path: Path) -> str:
     with explained(f"cannot read '{path}'"), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     # A file written a moment ago may change again within the resolution of its times.
-    if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+    if time.time_ns() - max(seen[-2:]) > _SETTLED:
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(note, json.dumps({"seen": seen, "digest": digest}).encode())

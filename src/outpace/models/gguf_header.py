@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from outpace.core.errors import BadInput
+from outpace.core.files import file_version
 from outpace.models.ggml_types import TYPES
 from outpace.models.gguf_metadata import GeneralKeys, ModelKeys, Refusal, general_keys, model_keys
 from outpace.models.source import GGUF_MAGIC
@@ -86,14 +87,14 @@ def read_header(path: Path) -> GGUFHeader:
     its blocks are not those that the metadata count.
     """
     try:
-        stat = path.stat()
+        version = file_version(path.stat())
     except OSError as error:
         raise BadInput(f"cannot read '{path}': {error.strerror}") from error
-    return _read(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return _read(path, version)
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, seen: tuple[int, ...]) -> GGUFHeader:
+def _read(path: Path, version: tuple[int, ...]) -> GGUFHeader:
 
     def refusal(why: str) -> BadInput:
         return _broken(path, why)
