@@ -122,6 +122,10 @@ def measure(options: argparse.Namespace, parts: Iterable[Part]) -> None:
                 quality=True,
                 warmup_tokens=0 if warm else 8,
             )
+            failed = {row["method"]: row["error"] or row["failed"] for row in found.rows}
+            if wrong := {name: why for name, why in failed.items() if why}:
+                # Kept, it would take its prompts out of all rows.
+                raise SystemExit(f"{part.study}: this part is not kept, as rows failed: {wrong}")
             return found.to_json() if found.complete else None
 
         return run

@@ -73,10 +73,9 @@ def _rate(one: Mapping[str, Any], name: str) -> Rate:
 def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """A study as Markdown: what was measured, a table, and what follows from it."""
     rows, used, machine, model = pooled(results), *(results[0][key] for key in ("settings", "machine", "model"))
-    processors = " and ".join(dict.fromkeys(result["machine"]["cpu"] for result in results))
     lines = [
         f"{model['name']} ({model.get('dtype', '')}), temperature {used['temperature']:g}, {rows[0].prompts} prompts, "
-        f"up to {used['max_new_tokens']} tokens, {processors}, threads: {machine['threads']}.",
+        f"up to {used['max_new_tokens']} tokens, {machine['cpu']}, threads: {machine['threads']}.",
         "",
     ]
     if study.startswith("scores"):

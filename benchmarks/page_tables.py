@@ -71,7 +71,8 @@ def _conditions(part: Mapping[str, Any]) -> dict[str, Any]:
     """What must be equal in parts that are pooled, by what a refusal calls it."""
     settings = {f"setting '{key}'": one for key, one in part.get("settings", {}).items() if key not in _OF_A_PART}
     machine = {f"the machine's {key}": part["machine"].get(key) for key in ("cpu", "threads") if "machine" in part}
-    return {"rows": [row["method"] for row in part.get("methods", ())]} | settings | machine
+    model = {"the model's precision": part["model"].get("dtype")} if "model" in part else {}
+    return {"rows": [row["method"] for row in part.get("methods", ())]} | settings | machine | model
 
 
 def written(text: str, study: str, lines: Sequence[str], script: str) -> str:

@@ -192,3 +192,19 @@ def test_a_page_without_marks_stays_as_it_is() -> None:
     assert written("text", "study", ["line"], SCRIPT) == "text"
     unclosed = f"text {BEGIN.format('study')} no end"
     assert written(unclosed, "study", ["line"], SCRIPT) == unclosed
+
+
+def test_a_part_in_which_a_row_failed_is_not_kept(
+    study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench: Any = outpace.bench
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        found = bench(*arguments, **options)
+        found.rows[1]["error"] = "out of memory"
+        return found
+
+    monkeypatch.setattr(outpace, "bench", broken)
+    with pytest.raises(SystemExit, match=r"not kept, as rows failed: .*out of memory"):
+        run(monkeypatch, *study)
+    assert not list((tmp_path / "out").iterdir())

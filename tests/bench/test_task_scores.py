@@ -30,6 +30,15 @@ LOOP = "while True: pass"
         ("3 and 4.\n#### 7 apples (of 12)", "7"),
         ("of 12, \\boxed{18} is left, in 2 days", "18"),
         ("it fell to -5", "-5"),
+        ("#### Step 2: Add up\n10 + 8 = 18\n\nThe answer is \\boxed{18}.", "18"),
+        ("#### 2. Add up\n10 + 8\n#### 18", "18"),
+        ("##### 3\nso 18", "18"),
+        ("#### **$18**", "18"),
+        ("\\boxed{18 \\text{ hours}} in 3 days", "18"),
+        ("the area is \\boxed{18 m^2}", "18"),
+        ("\\boxed{3 + 4 = 7}", "7"),
+        ("\\(45{,}000\\) or 45\\,000", "45000"),
+        ("from 2019-2020", "2020"),
         ("I do not know.", None),
         ("", None),
     ],
@@ -46,6 +55,38 @@ def test_numbers_and_words_are_compared_by_meaning() -> None:
     assert score(ExactAnswer(("Paris",)), "Let us see.\nThe answer is **Paris**.") is True
     assert score(ExactAnswer(("Paris",)), "Rome") is False
     assert score(ExactAnswer(("18",)), "no idea") is None
+    assert score(ExactAnswer(("Paris",)), "The answer is Paris. It is the capital.") is True
+    assert score(ExactAnswer(("Paris",)), "**Answer**: Paris, not Rome") is True
+    assert score(ExactAnswer(("Paris",)), "The answer is Paris or Rome") is False
+    assert score(ExactAnswer(("well known",)), "It is\nwell-known") is True
+    for accepted, said in (("2", "two"), ("two", "2"), ("2", "2 of 3")):
+        assert score(ExactAnswer((accepted, "two", "2")), f"of 3 the answer is {said}") is (said != "2 of 3")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "final", "right"),
+    [
+        ("-1/2", "1/2", False),
+        ("1/2", "1.2", False),
+        ("1/2", "0.5", True),
+        ("2/6", "1/3", True),
+        ("x-1", "x+1", False),
+        ("(-1,2)", "(1,2)", False),
+        ("C#", "C", False),
+        ("%", "```", False),
+        ("12", "1,2", False),
+        ("12", "1/0", False),
+        ("1e-05", "0.00001", True),
+        ("1e999999999", "1e999999998", False),
+    ],
+)
+def test_what_is_not_the_same_is_wrong(accepted: str, final: str, right: bool) -> None:
+    assert is_right(final, ExactAnswer((accepted,))) is right
+
+
+def test_fractions_are_final_where_one_is_accepted() -> None:
+    assert score(ExactAnswer(("1/2",)), "of 3, so the answer is 1/2.") is True
+    assert score(ExactAnswer(("0.5", "1/2")), "It is \\frac{1}{2}") is True
 
 
 @pytest.mark.parametrize(
@@ -57,6 +98,17 @@ def test_numbers_and_words_are_compared_by_meaning() -> None:
         "    return [2 * one for one in numbers]\n",
         "return [2 * one for one in numbers]",
         "```python\nresult: List[int] = []\nfor one in numbers:\n    result.append(2 * one)\nreturn result\n```",
+        "result = []\n    for one in numbers:\n        result.append(2 * one)\n    return result\n",  # lost its indent
+        "   return [2 * one for one in numbers]\n",
+        f"```python\n{PROMPT}```\nSo:\n```python\n{RIGHT}```",
+        f"```python\nTWO=2\na, b = 1, 2\n{RIGHT.replace('2', 'TWO')}```",
+        "1. So:\n   ```python\n   def double(numbers):\n       return [2 * one for one in numbers]\n   ```\n",
+        f"```python\n{RIGHT}\nassert double([1]) == 3\nn = int(input())\nwhile True:\n    n = 1\n```",
+        f"```python\nfrom __future__ import annotations\n{RIGHT}```",
+        "```python\nfrom dataclasses import dataclass\n\n@dataclass\nclass Two:\n    by: int = 2\n\n"
+        "def double(numbers):\n    return [Two().by * one for one in numbers]\n```",
+        "```python\ndef double(numbers):\n    return [times(one) for one in numbers]\n\nBY = 2\n\n"
+        "def times(one):\n    return BY * one\n\nprint(double([1]))\n```",
     ],
 )
 def test_a_program_is_found_in_an_answer(answer: str) -> None:
@@ -82,6 +134,25 @@ def test_the_prompts_imports_and_helpers_are_there() -> None:
         "import math\ndef root(x): return math.sqrt(x)\ndef f(x):\n    'half'\n",
     )
     assert score(task, "```\ndef f(x):\n    return root(x)\n```") is True
+
+
+def test_names_that_nobody_imported_are_missed() -> None:
+    task = CodeTests("f", "def check(f): f(1)", "def f(x):\n")
+    assert score(task, "def f(x) -> Optional[int]:\n    return x") is False
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        f"Complete the function.\n\n```python\n{PROMPT}```",
+        f"Complete the function, please: it doubles.\n\n{PROMPT}",
+        PROMPT.replace("def", "@staticmethod\ndef"),
+    ],
+)
+@pytest.mark.parametrize("answer", [f"```python\n{RIGHT}```", "    return [2 * one for one in numbers]"])
+def test_words_around_the_prompts_code_are_left_out(prompt: str, answer: str) -> None:
+    typed = answer.replace("double(numbers)", "double(numbers: List[int])")
+    assert score(CodeTests("double", TESTS, prompt), typed) is True
 
 
 needs_filter = pytest.mark.skipif(not can_confine(), reason="this system does not confine processes")

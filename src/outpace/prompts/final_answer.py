@@ -3,53 +3,88 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DivisionByZero, InvalidOperation
 
 from outpace.prompts.task import ExactAnswer
 
-_NUMBER = re.compile(r"[-−]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-−]?\$?\.\d+")
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
-_SAID = re.compile(r"\banswer(?:\s+is|\s*:)\s*:?\s*(.+)", re.IGNORECASE)
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_SIGN = r"(?:(?<![\w)\]}%])[-−])?"  # behind a digit or a word it joins two: 2019-2020
+_NUMBER = re.compile(rf"{_SIGN}\$?(?:{_DIGITS})")
+_FRACTION = re.compile(rf"{_SIGN}\d+/\d+(?!\d)|{_NUMBER.pattern}")
+_WHOLE = re.compile(rf"[-−+]?\$?(?:{_DIGITS})(?:[eE][-+]?\d{{1,3}})?")
+_MARKED = re.compile(rf"(?<!#)####(?!#)[\s*_]*({_FRACTION.pattern})(?![.):]+\s+\w)")  # "#### 2. Add up" is a heading
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_SAID = re.compile(r"\banswer\b[*_`]*(?:\s+is\b|\s*:)[*_`]*\s*:?\s*(.+)", re.IGNORECASE)
 _ARTICLES = re.compile(r"^(?:the|an|a)\s+")
+_LATEX = (
+    (re.compile(r"\{,\}|\\[,!]|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})"), ""),  # between thousands
+    (re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\d?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r"\1/\2"),
+    (re.compile(r"\\\$"), "$"),
+)
+_MARKUP = re.compile(r"""["'“”‘’*`]|[.,;:!?]+(?=\s|$)|(?<=[^\W\d])-(?=[^\W\d])""")
+_CLAUSE = re.compile(r"[.,;!?]\s")
 
 
 def final_answer(answer: str, task: ExactAnswer) -> str | None:
     """What the answer's text gives as its final answer; None where it gives none.
 
-    Where a number is accepted: the last number after ``####``, else in the last ``\\boxed{...}``, else of the whole
-    text. Otherwise what follows ``####``, is boxed or follows "answer is" or "answer:" (the last of each), else the
-    last line that is not empty.
+    Where a number is accepted: the last number right behind ``####``, else in the last ``\\boxed{...}``, else of the
+    whole text. Otherwise what follows ``####``, is boxed or follows "answer is" or "answer:" (the last of each), else
+    the last line that is not empty. Where numbers and words are accepted: the one of both that is right.
     """
-    _, marked, after = answer.rpartition("####")
-    boxed = _BOXED.findall(answer)
-    if any(_number(one) is not None for one in task.accepted):
-        for place in ([after] if marked else []) + boxed[-1:] + [answer]:
-            if numbers := _NUMBER.findall(place):
-                return str(numbers[0] if marked and place is after else numbers[-1])
-        return None
-    said = _SAID.findall(answer)
+    numeric = [_number(one) is not None for one in task.accepted]
+    number = _final_number(answer, fractions=any("/" in one for one in task.accepted)) if any(numeric) else None
+    if all(numeric) or (number is not None and is_right(number, task)):
+        return number
+    return _final_words(answer) or number
+
+
+def _final_number(answer: str, *, fractions: bool) -> str | None:
+    for pattern, plain in _LATEX:
+        answer = pattern.sub(plain, answer)
+    if marked := _MARKED.findall(answer):
+        return str(marked[-1])
+    numbers = _FRACTION if fractions else _NUMBER
+    for box in _BOXED.findall(answer)[-1:]:
+        if found := numbers.findall(box.rpartition("=")[2]):
+            return str(found[0])  # what comes after it is its unit
+    found = numbers.findall(answer)
+    return str(found[-1]) if found else None
+
+
+def _final_words(answer: str) -> str | None:
+    *_, after = re.split(r"(?<!#)####(?!#)", answer)
+    marked = after is not answer and len(after) < len(answer)
+    boxed, said = _BOXED.findall(answer), _SAID.findall(answer)
     lines = [line for line in (after if marked else answer).splitlines() if line.strip()]
     found = lines[0] if marked and lines else (boxed or said or lines or [""])[-1]
     return str(found).strip() or None
 
 
 def is_right(final: str, task: ExactAnswer) -> bool:
-    """Whether a final answer is one of the accepted: as numbers, or as words up to case, articles and punctuation."""
+    """Whether a final answer is one of the accepted: as numbers, or as words up to case, articles and punctuation, with
+    what a sentence goes on with left out."""
     number = _number(final)
+    said = {_words(final), _words(_CLAUSE.split(final, maxsplit=1)[0])} - {""}
     return any(
-        number == _number(one) if number is not None and _number(one) is not None else _words(final) == _words(one)
+        number == _number(one) if number is not None and _number(one) is not None else _words(one) in said
         for one in task.accepted
     )
 
 
 def _number(text: str) -> Decimal | None:
-    try:
-        found = Decimal(text.strip().rstrip(".").replace(",", "").replace("$", "").replace("−", "-"))
-    except InvalidOperation:
+    """The value of a text that is a number, or a fraction of two, and nothing else."""
+    parts = text.strip().rstrip(".").split("/")
+    if len(parts) > 2 or not all(_WHOLE.fullmatch(part.strip()) for part in parts):
         return None
-    return found if found.is_finite() else None
+    try:
+        values = [Decimal(re.sub(r"[,$\s]", "", part).replace("−", "-")) for part in parts]
+        return values[0] / values[1] if values[1:] else values[0]
+    except (InvalidOperation, DivisionByZero):
+        return None
 
 
 def _words(text: str) -> str:
-    words = re.sub(r"[^\w\s]", " ", text.casefold()).split()
+    words = _MARKUP.sub(" ", text.casefold()).split()
     return _ARTICLES.sub("", " ".join(words))

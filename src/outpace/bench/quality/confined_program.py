@@ -17,6 +17,7 @@ import platform
 import resource
 import struct
 import sys
+import types
 from typing import Any
 
 CANNOT_CONFINE = 97
@@ -48,7 +49,8 @@ _OPENS = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_DIE_WITH_PARENT, _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 1, 38, 22, 2
+_SIGKILL = 9
 
 
 def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
@@ -85,6 +87,7 @@ def _confine(seconds: float, memory: int) -> None:
         resource.setrlimit(kind, (limit, limit))
     code = b"".join(struct.pack("HBBI", *one) for one in _instructions(machine))
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_DIE_WITH_PARENT, _SIGKILL, 0, 0, 0)  # one that sleeps would stay for ever
     program = _Program(len(code) // 8, code)
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         raise OSError(ctypes.get_errno(), "the system refuses a filter of system calls")
@@ -99,9 +102,11 @@ def main() -> None:
     except (OSError, ValueError):
         os.write(report, UNCONFINED + word)
         os._exit(CANNOT_CONFINE)
-    space: dict[str, Any] = {"__name__": "answer"}
-    exec(compile(task["program"], "answer", "exec"), space)
-    exec(compile(task["tests"], "tests", "exec"), space)
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module  # where dataclasses look their annotations up
+    space: dict[str, Any] = module.__dict__
+    for name, source in (("answer", task["program"]), ("tests", task["tests"])):
+        exec(compile(source, name, "exec", dont_inherit=True), space)
     space["check"](space[task["entry_point"]])
     os.write(report, word)
 

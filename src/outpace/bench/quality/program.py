@@ -4,34 +4,62 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from textwrap import dedent
 
 from outpace.prompts.task import CodeTests
 
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_OPENED = re.compile(r"^[ \t]*```[^\n]*\n", re.MULTILINE)
 _BEGINS = re.compile(r"^(?:import |from |def |async def |class |@|[A-Za-z_]\w* *(?::[^=\n]+)?= )", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 def program_of(task: CodeTests, answer: str) -> str | None:
     """A program that defines the function, or None where the answer holds none.
 
-    The first block of code that defines the function, behind the imports and helpers of the prompt; without fences the
-    text from the first line of code on. Where nothing defines it, the answer is read as the rest of the prompt. What
-    follows the last line up to which the program is valid Python is left out (prose, or code that was cut off).
+    The first block of code that gives the function a body, behind the imports and helpers of the prompt; without fences
+    the text from the first line of code on. Where nothing defines it, the answer is read as the rest of the prompt.
+    What follows the last line up to which the program is valid Python is left out (prose, or code that was cut off),
+    and of what follows the function all that is no definition: calls of it, and tests of the answer's own.
     """
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\s*\(", re.MULTILINE)
-    blocks = [block for block in _FENCED.findall(answer) if block.strip()]
+    blocks = [dedent(block) for block in _FENCED.findall(answer) if block.strip()]
     begins = defines.search(task.prompt)
-    before = task.prompt[: begins.start()] if begins else ""
-    for text in (*blocks, answer):
-        if defines.search(text):
-            start = _BEGINS.search(text)
-            return _valid(f"{before}\n{text[start.start() if start else 0 :]}", task.entry_point)
+    before = _helpers(task.prompt[: begins.start()]) if begins else ""
+    texts = [text for text in (*blocks, *map(_from_code, (*blocks, answer))) if defines.search(text)]
+    if texts:
+        return next(filter(None, (_valid(f"{before}\n{text}", task.entry_point) for text in texts)), None)
     body = (blocks[0] if blocks else answer).strip("\n")
     if begins is None or not body or re.match(r"def |class |@", body):
         return None
+    beginning = _OPENED.split(task.prompt[begins.start() :])[0].rstrip().removesuffix("```").rstrip()
+    found = (_valid(f"{before}\n{beginning}\n{one}", task.entry_point) for one in _indented(body))
+    return max(filter(None, found), key=len, default=None)
+
+
+def _from_code(text: str) -> str:
+    start = _BEGINS.search(text)
+    return text[start.start() if start else 0 :]
+
+
+def _helpers(before: str) -> str:
+    """What a prompt has before the function, without the words around it, and without a decorator."""
+    code = _from_code(_OPENED.split(before)[-1]) if syntax_error(before) else before
+    lines = code.split("\n")
+    while lines and syntax_error("\n".join(lines)):
+        lines.pop()
+    return "\n".join(lines)
+
+
+def _indented(body: str) -> Iterator[str]:
+    """A function's body as it may have been meant: decoding takes spaces from the beginning of an answer."""
+    yield body
+    first, *rest = body.split("\n")
+    yield "\n".join(["    " + first.lstrip(), *rest])
     if not body[0].isspace():
-        body = "\n".join(f"    {line}" for line in body.split("\n"))
-    return _valid(f"{task.prompt.rstrip()}\n{body}", task.entry_point)
+        yield "\n".join(f"    {line}" for line in (first, *rest))
 
 
 def syntax_error(program: str) -> str | None:
@@ -47,13 +75,30 @@ def syntax_error(program: str) -> str | None:
 
 def _valid(program: str, name: str) -> str | None:
     """The longest beginning of ``program`` that is valid and gives the function a body; None: there is none."""
-    lines = program.split("\n")
+    lines = ("".join(_FUTURE.findall(program)) + _FUTURE.sub("", program)).split("\n")
     while lines:
         text = "\n".join(lines)
         if syntax_error(text) is None:
-            return text if _has_body(ast.parse(text), name) else None
+            tree = ast.parse(text)
+            return _definitions(tree, text, name) if _has_body(tree, name) else None
         lines.pop()
     return None
+
+
+def _definitions(tree: ast.Module, text: str, name: str) -> str:
+    """The program without what it does behind the function's definition."""
+    at = max(place for place, node in enumerate(tree.body) if getattr(node, "name", None) == name)
+    kept = [node for node in tree.body[at:] if isinstance(node, _DEFINES) or _is_constant(node)]
+    if len(kept) == len(tree.body) - at:
+        return text
+    try:
+        return ast.unparse(ast.Module([*tree.body[:at], *kept], []))
+    except RecursionError:
+        return text
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign | ast.AnnAssign) and not any(isinstance(one, ast.Call) for one in ast.walk(node))
 
 
 def _has_body(tree: ast.Module, name: str) -> bool:

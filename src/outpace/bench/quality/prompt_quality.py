@@ -26,7 +26,8 @@ class PromptQuality:
 
     ``tv`` over ``tv_nodes``; at ``tv_lost`` nodes it could not be had. ``edits`` of at most ``longest`` tokens; both 0
     where answers are not compared. ``right``: of the last turn's answer, None where there is nothing to score.
-    ``answered``: it gave a final answer. ``cut_off``: it reached the length limit.
+    ``answered``: it gave a final answer. ``cut_off``: it reached the length limit. ``answer``: the text that was
+    scored, None where none was.
     """
 
     tokens: int = 0
@@ -41,6 +42,7 @@ class PromptQuality:
     cut_off: bool = False
     near_ties: int = 0
     tv_lost: int = 0
+    answer: str | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class QualityMeter:
         varied = [self._variation(entry, answer, params) for answer in record.answers]
         compared = zip(record.answers, reference.answers if reference and self.params.greedy else (), strict=False)
         pairs = [(ours.tokens, theirs.tokens) for ours, theirs in compared]
-        right, answered, cut_off = self._score(prompt, record)
+        text, right, answered, cut_off = self._score(prompt, record)
         return PromptQuality(
             sum(one.tokens for one in likely),
             sum(one.nll for one in likely),
@@ -95,6 +97,7 @@ class QualityMeter:
             cut_off,
             sum(one.near_ties for one in likely),
             sum(one.lost for one in varied),
+            text,
         )
 
     def _likelihood(self, answer: Answer, params: SamplingParams) -> Likelihood:
@@ -130,10 +133,11 @@ class QualityMeter:
             self.model.target.close(kv)
         self._begun.clear()
 
-    def _score(self, prompt: Prompt, record: Record) -> tuple[bool | None, bool, bool]:
-        """Whether the last answer is right, gave a final answer, and was cut off."""
+    def _score(self, prompt: Prompt, record: Record) -> tuple[str | None, bool | None, bool, bool]:
+        """The last answer's text, and whether it is right, gave a final answer, and was cut off."""
         if prompt.task is None or len(record.answers) < len(prompt.turns) or not scorable(prompt.task):
-            return None, True, False
+            return None, None, True, False
         last = record.answers[-1]
-        right = score(prompt.task, self.model.tokenizer.decode(last.tokens))
-        return bool(right), right is not None, last.cut_off
+        text = self.model.tokenizer.decode(last.tokens)
+        right = score(prompt.task, text)
+        return text, bool(right), right is not None, last.cut_off
