@@ -21,8 +21,9 @@ from outpace.acceptance.registry import find_rule
 from outpace.acceptance.relaxed_target import Proposed
 from outpace.acceptance.rollback import Rollback, RollbackSettings
 from outpace.acceptance.typical import Typical
-from outpace.certify.bound import certify_bound, corners_of
+from outpace.certify.bound import cells, certify_bound, corners_of
 from outpace.certify.certificate import Certificate
+from outpace.certify.exact import SAMPLING
 from outpace.certify.rule_findings import RuleFindings
 from outpace.certify.rule_nodes import enumerate_nodes
 from outpace.core.errors import BadInput
@@ -70,24 +71,26 @@ def test_the_promise_holds_over_other_kinds_of_trees(method: str) -> None:
 
 @pytest.mark.certification
 @pytest.mark.parametrize(
-    ("method", "name"),
+    ("method", "name", "settings"),
     [
-        ("rsd", "grouped"),  # draws without replacement
-        ("specinfer", "top-beta"),  # several draws, with replacement
-        ("specinfer", "cactus"),
-        ("specinfer", "importance"),
-        ("recycling", "lantern"),  # deterministic trees
-        ("medusa", "margin"),
-        ("mcsjd", "rollback"),  # draws that outlive their round
+        ("rsd", "grouped", {}),  # draws without replacement
+        ("specinfer", "top-beta", {"tau": 3.0}),  # several draws, with replacement
+        ("specinfer", "cactus", {}),
+        ("specinfer", "importance", {"relax": 1.0, "key": 1.0}),
+        ("recycling", "lantern", {}),  # deterministic trees
+        ("medusa", "margin", {"theta": 0.0}),
+        ("mcsjd", "rollback", {}),  # draws that outlive their round
     ],
 )
-def test_the_promise_holds_over_other_drafters(method: str, name: str) -> None:
-    """Whole outputs with the default settings: each rule with a kind of draft that its own tests alone do not have."""
-    corner, tiny = find_rule(name, find_rule(name).settings.model_dump()), find(method).tiny  # type: ignore[attr-defined]
+def test_the_promise_holds_over_other_drafters(method: str, name: str, settings: dict[str, float]) -> None:
+    """Whole outputs: each rule with a kind of draft that its own tests alone do not have, and settings that relax."""
+    tiny, usual = find(method).tiny, find_rule(name).settings.model_dump()  # type: ignore[attr-defined]
+    corner = find_rule(name, {**usual, **settings})
     found = certify_bound(method, lambda context, rule: build(method, context, tiny, rule), corner, most=1, nodes=0)
     assert found.passed, found.verdict
     [check] = found.bounds
     assert check.nodes >= 3
+    assert check.total_variation > 1e-4  # it did relax something
     assert "was not enumerated" not in check.note
     assert "nothing was drafted" not in check.note
 
@@ -98,6 +101,39 @@ def test_a_rule_in_the_label_is_certified_at_its_corners() -> None:
     same = outpace.certify("pld", level="bound", rule="top-beta", cells=1)
     assert found.passed and "identical in distribution with" in found.verdict
     assert (found.verdict, found.bounds) == (same.verdict, same.bounds)
+
+
+@pytest.mark.certification
+@pytest.mark.parametrize("name", BOUNDED)
+def test_every_promise_holds_in_all_cells(name: str) -> None:
+    """What ``outpace certify pld --rule NAME --level bound`` runs."""
+    found = outpace.certify("pld", level="bound", rule=name)
+    assert found.passed, found.verdict
+    assert "the bound holds" in found.verdict
+    lossless = [one.rule for one in found.bounds if one.lossless]
+    assert f"identical in distribution with {', '.join(lossless)}" in found.verdict if lossless else name == "typical"
+
+
+def test_all_sampling_parameters_are_enumerated_with_settings_that_relax() -> None:
+    """Of each rule with any number of such corners, and greedy requests with all."""
+    drawn = {name for name, one in SAMPLING.items() if not one.greedy and not one.weighting.weighs}
+    for turns in (1, 2, 3, 5):
+        found = [cells(3 * turn, turn=turn, turns=turns) for turn in range(turns)]
+        assert {one.sampling for each in found for one in each} == {*drawn, "greedy, penalties"}
+        assert all("greedy, penalties" in [one.sampling for one in each] for each in found)
+    assert cells(0, {"given": SamplingParams(0.8)}, turn=4, turns=5)[0].sampling == "given"
+
+
+def test_lossless_is_not_said_where_another_rule_judged_or_nothing_was_drafted() -> None:
+    """At temperature 0 lossless rules are the greedy walk."""
+    greedy = {"greedy, penalties": SAMPLING["greedy, penalties"]}
+    tiny, rule = find("pld").tiny, find_rule("cactus", {"delta": 0.0, "divergence": "tv"})
+    found = certify_bound("pld", lambda context, one: build("pld", context, tiny, one), rule, sampling=greedy, nodes=0)
+    assert found.lossless is None
+    assert "no draft was judged in whole outputs with cactus(delta=0" in found.verdict
+    idle = certify_bound("none", lambda context, one: build("none", context, {}, one), rule, most=1, nodes=0)
+    assert idle.lossless is None
+    assert "nothing was drafted" in idle.bounds[0].note
 
 
 def test_nothing_is_said_of_outputs_that_could_not_be_enumerated() -> None:
@@ -281,6 +317,7 @@ def test_a_rule_that_breaks_its_bound_is_refused() -> None:
     assert "limit 0.025" in found.verdict
     found = planted(OnlyInGroups)
     assert found.passed is False
+    assert "excess negative log-likelihood" in found.verdict
     found = planted(NeverExact)
     assert found.passed is False
     assert "settings that mean lossless" in found.verdict
@@ -303,6 +340,50 @@ def test_a_rule_that_counts_the_draws_which_the_first_one_asked_for_is_refused(m
     enumerate_nodes(planted, sampling, 12)
     assert planted.worst > 1e-4
     assert "as many draws as the first one says" in planted.where
+
+
+class Unlimited(Cactus):
+    """Promises what is no number, or nothing at all."""
+
+    name = "unlimited"
+    aliases = ()
+    corners = ({"delta": 0.05, "divergence": "tv"},)
+    most = math.nan
+
+    def limit(self, node: NodeView) -> float:
+        return self.most
+
+
+def test_a_limit_that_is_no_number_is_refused_and_an_infinite_one_is_never_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = planted(Unlimited)
+    assert found.passed is False
+    assert "a limit that is no number" in found.verdict
+    monkeypatch.setattr(Unlimited, "most", math.inf)
+    found = planted(Unlimited)
+    assert found.passed
+    assert "never near its limit" in found.verdict
+
+
+class NearlyExact(Cactus):
+    """Means lossless, and moves as little as other divergences than total variation do not show."""
+
+    name = "nearly-exact"
+    aliases = ()
+    corners = ({"delta": 1e-7, "divergence": "chi2"},)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+
+def test_settings_that_mean_lossless_are_compared_in_total_variation() -> None:
+    rule = NearlyExact(CactusSettings(delta=1e-7, divergence="chi2"))
+    findings = RuleFindings(rule)
+    enumerate_nodes(findings, {"temperature 1": SamplingParams(temperature=1.0)}, 6)
+    assert findings.check().holds is False
+    assert "a total variation of" in findings.where
 
 
 def test_a_distribution_that_is_no_number_breaks_the_bound() -> None:

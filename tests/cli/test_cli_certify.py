@@ -308,3 +308,23 @@ def test_bad_options_are_found_before_a_model_is_loaded(
 
     monkeypatch.setattr(outpace.loading, "load", load)
     refused(cli("certify", "pld", "--level", "statistical", *option), "must be")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["pld@cactus", "--level", "greedy"], "is lossy"), (["bild", "--level", "statistical"], "method 'bild' is lossy")],
+)
+def test_lossy_labels_are_refused_before_a_model_is_loaded(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], said: str
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("a lossy rule costs the wait for a model")
+
+    monkeypatch.setattr(outpace.loading, "load", load)
+    refused(cli("certify", *argv), said)
+
+
+def test_a_method_that_is_lossy_by_default_says_with_which_settings_it_is_not(cli: Run) -> None:
+    found = cli("certify", "bild", "--cells", "1", "--samples", "1000")
+    assert found.code == 0
+    assert "only with rollback(distance=0)" in " ".join(found.out.split())

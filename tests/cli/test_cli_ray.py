@@ -19,7 +19,7 @@ from outpace.cli import generate_ray, serve_ray
 from outpace.cli.generate_ray import Batch
 from outpace.cli.serve_ray import Replication
 from outpace.constraints import Grammar
-from outpace.core.errors import MissingExtra
+from outpace.core.errors import BadInput, MissingExtra
 from outpace.core.machine import usable_cpus
 from outpace.integrations.ray import batch_run
 from outpace.integrations.ray.batch_answers import Answers
@@ -252,6 +252,22 @@ def test_a_configuration_file_may_ask_for_more_than_this_machine_has(monkeypatch
     [(_, how)] = found
     assert (how.scale.most, how.cpus) == (999, 1)
     refused(run("serve", "--ray", "--replicas", "999", "--threads", "1", "--port", "0"), "need 999 CPUs")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--rule typical", "a lossy rule is never the default of a server"),
+        ("--lossless --rule cactus --rule-param delta=0", "a lossy rule is never the default of a server"),
+        ("--method bild", "never the default of a server"),
+        ("--method pld@margin", "a lossy rule is never the default of a server"),
+    ],
+)
+def test_a_configuration_file_makes_no_lossy_rule_the_default(options: str, said: str) -> None:
+    from outpace.cli import ray_app
+
+    with pytest.raises(BadInput, match=said):
+        ray_app.service_options(ray_app.parsed(options))
 
 
 def test_what_vllm_as_the_engine_of_replicas_refuses(

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.core.names import did_you_mean, nearest, normalised, unknown
+from outpace.acceptance.registry import find_rule
+from outpace.acceptance.rule_text import rule_text
+from outpace.core.names import did_you_mean, nearest, normalised, number_text, unknown
 
 KNOWN = {"pld": "pld", "prompt-lookup": "pld", "suffix-automaton": "sam", "sam": "sam", "eagle": "eagle"}
 
@@ -50,3 +52,10 @@ def test_the_error_suggests_or_lists() -> None:
     assert (
         str(unknown("method", "xyzzy", many, see="outpace methods")) == "unknown method 'xyzzy'; see: outpace methods"
     )
+
+
+def test_numbers_have_as_many_digits_as_tell_them_apart() -> None:
+    found = [number_text(one) for one in (1.0, 0.9, 0.5, 1e-5, 0.9999999, 1e6, 123456.7)]
+    assert found == ["1", "0.9", "0.5", "1e-05", "0.9999999", "1e+06", "123456.7"]
+    assert find_rule("margin", {"theta": 0.9999999}).described != find_rule("margin", {"theta": 1}).described
+    assert rule_text("margin", {"theta": 0.9999999}) == "margin(theta=0.9999999)"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cli_support import toy
+from outpace.core.errors import BadInput
 from outpace.serving.errors import ApiError
 from outpace.serving.offered import Defaults
 from outpace.serving.schemas import Speculation
@@ -38,6 +41,12 @@ def test_settings_that_mean_lossless_are_taken() -> None:
     [strict] = Service([toy()], defaults=Defaults("pld", lossless=True)).offered.values()
     wish = Speculation.model_validate({"rule": "cactus", "rule_params": {"delta": 0}})
     assert strict.method(wish).lossy is None
+
+
+@pytest.mark.parametrize("about", [Defaults("pld", rule="typical"), Defaults("pld@cactus"), Defaults("bild")])
+def test_a_lossy_rule_is_no_server_s_default(about: Defaults) -> None:
+    with pytest.raises(BadInput, match="lossy and never the default of a server"):
+        Service([toy()], defaults=replace(about, named={"draft_model": toy("draft")}))
 
 
 @pytest.mark.parametrize("gate", ["random", "/etc"])

@@ -73,6 +73,8 @@ def test_what_beams_cannot_do_is_refused_by_name() -> None:
         refused(to, 400, "a grammar holds one answer", num_beams=2, guided_choice=["ab", "cd"])
         refused(to, 400, "length_penalty belongs to beam search", length_penalty=2.0)
         refused(to, 400, "drafts for one sequence", num_beams=2, speculation={"method": "pld"})
+        for wish in ({"rule": "typical"}, {"rule": "nonsense"}, {"params": {"max_nodes": 3}}):
+            refused(to, 400, "beams draft nothing where no method is named", num_beams=2, speculation=wish)
 
 
 def drafting(method: str) -> Service:
@@ -113,7 +115,7 @@ def test_the_best_of_equal_answers_is_refused() -> None:
 
 
 def test_the_server_s_rule_is_not_one_of_groups() -> None:
-    about = Defaults(method="pld", rule="typical", named={"draft_model": toy("draft")})
+    about = Defaults(method="pld", rule="recursive-rejection", named={"draft_model": toy("draft")})
     with client(service(defaults=about)) as to:
         wish = {"method": "smcsd"}
         answer = complete(to, temperature=1.0, seed=1, speculation=wish)

@@ -17,6 +17,7 @@ from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.bounds import Bound, NodeView
 from outpace.acceptance.draws import draws_by_parent
 from outpace.core.chance import Chance
+from outpace.core.names import number_text
 from outpace.core.tree import ROOT, Draw
 from outpace.targets.base import TreeScores
 
@@ -94,4 +95,4 @@ def exact_token(scores: TreeScores, node: int, chance: Chance) -> int:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)

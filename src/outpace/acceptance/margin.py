@@ -40,8 +40,8 @@ class Margin(Forgiving[MarginSettings]):
 
     @property
     def bound(self) -> Bound:
-        gap = "(1 - theta) z1"
-        return Bound(TOTAL_VARIATION, f"1 - exp(-{gap} / T) max p where z2 / z1 > theta, else 0", gap)
+        gap, where = "(1 - theta) z1", "where z2 > max(0, theta z1), else 0"
+        return Bound(TOTAL_VARIATION, f"1 - exp(-{gap} / T) max p {where}", f"{gap} {where}")
 
     @property
     def exact(self) -> bool:

@@ -51,7 +51,7 @@ class Rollback(Forgiving[RollbackSettings]):
     @property
     def bound(self) -> Bound:
         limit = "1 - exp(-distance) where max p >= exp(-distance), else 0"
-        return Bound(TOTAL_VARIATION, limit, "distance + log max p where 1 - max p >= exp(-distance), else 0")
+        return Bound(TOTAL_VARIATION, limit, "max(0, distance + log max p) where 1 - max p >= exp(-distance), else 0")
 
     @property
     def exact(self) -> bool:

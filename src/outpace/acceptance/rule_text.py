@@ -11,7 +11,7 @@ from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.registry import find_rule
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
-from outpace.core.names import split_outside_brackets
+from outpace.core.names import number_text, split_outside_brackets
 
 _FORM = re.compile(r"([\w-]+)(?:\((.*)\))?", re.DOTALL)
 
@@ -55,5 +55,5 @@ def _value(text: str) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        return number_text(value)
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)

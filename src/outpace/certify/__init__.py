@@ -249,6 +249,8 @@ def _exact(
     certificate = certify_exact(
         name, make, chosen, sampling=sampling, samples=samples, alpha=alpha, seed=seed, on_progress=tell
     )
+    if not find(name).lossless:
+        certificate = replace(certificate, verdict=f"{certificate.verdict}; only with {first.rule.described}")
     return certificate if params is None else replace(certificate, sampling=params.described)
 
 

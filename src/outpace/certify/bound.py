@@ -32,6 +32,7 @@ from outpace.certify.distributions import (
 from outpace.certify.exact import PROMPTS, SAMPLING, TOLERANCE, Setting, requests
 from outpace.certify.rule_findings import RuleFindings
 from outpace.certify.rule_nodes import enumerate_nodes
+from outpace.certify.toy_grammar import Brackets
 from outpace.core.chance import NotEnumerable
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
@@ -48,6 +49,8 @@ MakeWith = Callable[[Context, AcceptanceRule], Method]
 """Builds the method under test with a rule, afresh, for a tiny target."""
 _OUTCOMES = 5_000
 """Most outcomes of one enumeration; where there are more, shorter outputs are enumerated."""
+_GREEDY = {"greedy, grammar": SamplingParams(constraint=Brackets())}
+"""Beside the matrix's: rules that change greedy answers must leave what is forbidden alone."""
 _SHORTEST = 2
 """Tokens of an output before which something may be drafted."""
 
@@ -64,12 +67,14 @@ def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
     return list(found.values())
 
 
-def cells(corner: int, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
-    """The settings in which whole outputs are enumerated for one corner: some of the sampling parameters in turn, and
-    greedy ones always."""
+def cells(
+    corner: int, sampling: Mapping[str, SamplingParams] = SAMPLING, *, turn: int = 0, turns: int = 3
+) -> list[Setting]:
+    """The settings in which whole outputs are enumerated for one corner: of the sampling parameters every ``turns``-th
+    from ``turn`` on, and greedy ones always."""
     names = [name for name, params in sampling.items() if not params.greedy and not params.weighting.weighs]
     greedy = [name for name, params in sampling.items() if params.greedy]
-    drawn = [names[(3 * corner + turn) % len(names)] for turn in range(3)] if names else []
+    drawn = names[turn % turns :: turns] or names[:1]
     return [
         Setting(name, (3, 4, 3)[number % 3], 3, PROMPTS[(corner + number) % 2], "alone", 40 * corner + number)
         for number, name in enumerate(dict.fromkeys([*drawn, *greedy]))
@@ -92,6 +97,9 @@ def certify_bound(
     many target distributions are enumerated for each corner and each kind of sampling.
     """
     corners = corners_of(rule)
+    relaxing = [corner for corner in corners if not corner.exact]
+    if len(sampling) > 1:  # not those that were given
+        sampling = {**sampling, **_GREEDY}
     checks = []
     for number, corner in enumerate(corners):
         if on_progress is not None:
@@ -99,7 +107,9 @@ def certify_bound(
         found = RuleFindings(corner)
         if corner.bound is not None:
             enumerate_nodes(found, sampling, nodes)
-        for cell in cells(number, sampling)[:most]:
+        # Together the corners that relax are enumerated with all sampling parameters.
+        turn, turns = (number, 3) if corner.exact else (relaxing.index(corner), len(relaxing))
+        for cell in cells(number, sampling, turn=turn, turns=turns)[:most]:
             _enumerate_outputs(found, make, cell, sampling[cell.sampling])
         if corner.bound is None and not corner.exact and found.total_variation <= TOLERANCE:
             found.notes.append(UNTESTED)
@@ -117,17 +127,19 @@ def _enumerate_outputs(found: RuleFindings, make: MakeWith, cell: Setting, param
         outputs, drafted = enumerated_distribution(batch, _OUTCOMES)
     except NotEnumerable as reason:
         if cell.length > _SHORTEST:
+            found.notes.append(f"{cell}: shortened by a token, as there were more than {_OUTCOMES:,} outcomes")
             _enumerate_outputs(found, make, replace(cell, length=cell.length - 1), params)
         else:
             found.notes.append(f"{cell} was not enumerated: {reason}")
         return
-    found.outputs += 1
     plain = autoregressive_distribution(table, cell.vocab_size, params, cell.prompt, cell.length)
     found.total_variation = max(found.total_variation, _variation(outputs, plain))
     if found.rule.exact and (error := distance(outputs, plain)) > TOLERANCE:
         found.fail(error, f"{cell}: settings that mean lossless, but output probabilities are off by {error:.2g}")
     if not drafted:
         found.notes.append(f"{cell}: nothing was drafted")
+    elif not (params.greedy and (found.rule.lossless or found.rule.keeps_greedy)):  # else another rule decided
+        found.outputs += 1
     for start, h in _continuations(outputs, cell.vocab_size):
         found.see(_after(table, cell, params, start), h, f"{cell}, after {list(start)}")
 
@@ -164,7 +176,8 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
     loose = [check for check in checks if check.holds and any(one < NEAR for one in check.nearest)]
     lossless = [check for check in checks if check.lossless]
     untested = [check.rule for check in checks if UNTESTED in check.note]
-    unseen = [check.rule for check in checks if not check.outputs]
+    unseen = [check.rule for check in checks if not check.outputs and "was not enumerated" in check.note]
+    undrafted = [check.rule for check in checks if not check.outputs and "was not enumerated" not in check.note]
     nodes = sum(check.nodes for check in checks)
     if broken:
         verdict = f"the bound does not hold: {broken[0].rule}: {broken[0].where}"
@@ -184,9 +197,11 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
         verdict += f"; not tested by outputs this short: {', '.join(untested)}"
     if not broken and unseen:
         verdict += f"; whole outputs could not be enumerated with {', '.join(unseen)}"
+    if not broken and undrafted:
+        verdict += f"; no draft was judged in whole outputs with {', '.join(undrafted)}"
     if not broken and loose:
         verdict += f"; never near its limit (below {NEAR:.0%} of it) with {', '.join(check.rule for check in loose)}"
     # Of outputs that could not be enumerated nothing is known; what is broken at a node is known all the same.
-    unknown = rule.exact and unseen and not broken
+    unknown = rule.exact and (unseen or undrafted) and not broken
     certificate = Certificate(name, "bound", None if unknown else rule.exact and not broken, verdict)
     return replace(certificate, bounds=tuple(checks))

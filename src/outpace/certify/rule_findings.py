@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.bounds import EXCESS_NLL, MEASURES, view
+from outpace.acceptance.bounds import EXCESS_NLL, MEASURES, total_variation, view
 from outpace.certify.certificate import BoundCheck
 from outpace.certify.exact import TOLERANCE
 from outpace.core.tree import ROOT
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.base import TreeScores
 
 
@@ -22,7 +23,7 @@ class RuleFindings:
     rule: AcceptanceRule
     nodes: int = 0
     outputs: int = 0
-    """Settings in which whole outputs were enumerated."""
+    """Settings in which whole outputs were enumerated whose drafts the rule judged."""
     largest: float | None = None
     nearest: dict[str, float] = field(default_factory=dict)
     """The largest share of a limit that was reached, by measure."""
@@ -41,19 +42,24 @@ class RuleFindings:
             return
         node = view(scores, ROOT)
         if scores.sequence.params.greedy:
-            committed = h > TOLERANCE
-            value = float((node.probs.max() / node.probs[committed].min()).log())
+            probs, committed = _at_temperature_1(scores), h > TOLERANCE
+            value = float((probs.max() / probs[committed].min()).log())
             limit, measure = self.rule.greedy_limit(node), EXCESS_NLL
         else:
             value, limit = MEASURES[bound.measure](h, scores.p(ROOT)), self.rule.limit(node)
             measure = bound.measure
             self.largest = max(value, self.largest or 0.0)
+            if self.rule.exact and (off := total_variation(h, scores.p(ROOT))) > TOLERANCE:
+                # Other divergences are squares of it: what is within rounding of 0 there may not be here.
+                self.fail(off, f"{where}: settings that mean lossless, but a total variation of {off:.2g}")
         self.nodes += 1
+        if math.isnan(limit):
+            self.fail(math.inf, f"{where}: a limit that is no number")
         if value > limit * (1.0 + TOLERANCE) + TOLERANCE and value - limit > self.worst:
             self.worst = value - limit
             self.where = f"{where}: {measure} {value:.4g}, limit {limit:.4g}"
-        if limit > TOLERANCE and math.isfinite(limit):
-            self.nearest[measure] = max(value / limit, self.nearest.get(measure, 0.0))
+        if limit > TOLERANCE:
+            self.nearest[measure] = max(value / limit, self.nearest.get(measure, 0.0))  # of an infinite one, 0
 
     def fail(self, size: float, where: str) -> None:
         """Something that needs no limit is wrong."""
@@ -77,3 +83,10 @@ class RuleFindings:
             where=self.where,
             note="; ".join(self.notes),
         )
+
+
+def _at_temperature_1(scores: TreeScores) -> Tensor:
+    """The model's distribution after the root of a greedy request, by another way than that of rules."""
+    sampler = scores.sequence.sampler.fork()
+    sampler.params = replace(sampler.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    return TreeDistribution(sampler, scores.tree, scores.logits).p(ROOT)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import outpace
-from outpace.certify import LEVELS, TOYS, check_options, check_params, check_rule
+from outpace.certify import LEVELS, TOYS, check_method, check_options, check_params, check_rule
 from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
 from outpace.cli.certify_endpoint import EngineOptions, certify_endpoint
@@ -86,6 +86,9 @@ def certify(
     loaded: dict[str, Any] = {}
     if level not in TOYS:
         texts = [prompt.turns[0] for prompt in prompts.read_unconstrained("certify")]
+        for rule in drafting.rules(chosen):
+            check_rule(level, rule)
+        check_method(method, level)
         machine.check()
         drafting.check()
         loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from outpace.cli.options import GrammarBounds
+from outpace.cli.serve_checks import lossless_settings
 from outpace.cli.serve_vllm import Engine
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
@@ -64,8 +65,6 @@ def parsed(options: str) -> dict[str, Any]:
 
 def service_options(params: dict[str, Any]) -> ServiceOptions:
     """What the replicas load."""
-    from outpace.core.sampling import SamplingParams
-
     hardware = Hardware(**{one.name: params[one.name] for one in fields(Hardware)})
     drafting = Drafting(**{one.name: params[one.name] for one in fields(Drafting)})
     names = (
@@ -81,7 +80,7 @@ def service_options(params: dict[str, Any]) -> ServiceOptions:
         tuple(params["model"] or ["smollm2"]),
         hardware,
         drafting,
-        drafting.settings([params["method"]], SamplingParams()),
+        lossless_settings(drafting, params["method"], other_engine=Engine(params["engine"]).other),
         tuple(params["goodput"] or ()),
         max_batch=params["max_batch"] or MAX_BATCH,
         grammar_limits=GrammarBounds(**{one.name: params[one.name] for one in fields(GrammarBounds)}).limits,

@@ -82,3 +82,9 @@ def _likeness(one: str, other: str) -> float:
     begins = len(short) >= _SHORTEST and long.startswith(short)
     shares = len(first) >= _SHORTEST and first == second
     return max(SequenceMatcher(None, short, long).ratio(), 0.8 if begins else 0.7 if shares else 0.0)
+
+
+def number_text(value: float) -> str:
+    """A number as names of methods and rules show it: six digits where these give it back, else all of them."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

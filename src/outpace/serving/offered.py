@@ -55,6 +55,9 @@ class Offered:
         with ROUNDS:
             self._context = model.context(**defaults.named)
             self._own = build(defaults.method, self._context, defaults.settings, defaults.rule)
+        rule = self._own.rule
+        if not rule.exact:
+            raise BadInput(f"rule {rule.described} is lossy and never the default of a server; let requests choose it")
         self._built: Lru[Any, Method] = Lru(MOST_METHODS)
         self._building = Lock()
         self.preparing: Counter[str] = Counter()
@@ -105,6 +108,12 @@ class Offered:
         """The method of one request; for ``beams`` that names none, autoregressive decoding, as most methods draft for
         one sequence. Raises ApiError for one that cannot be built; may measure the target."""
         if beams and (wish is None or wish.method is None):
+            if wish is not None and (wish.params or wish.rule is not None or wish.rule_params):
+                raise ApiError(
+                    "beams draft nothing where no method is named, so there is nothing to set; leave out the settings "
+                    "in 'speculation', or name one of the methods that decode beams",
+                    param="speculation",
+                )
             return self._own if self._own.population is not None else self._remembered("none", {}, None)
         if wish is None:
             return self._own

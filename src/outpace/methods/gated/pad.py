@@ -14,6 +14,7 @@ from pydantic import Field
 
 from outpace.acceptance.gated import Gated
 from outpace.controllers.draft_length import draft_length
+from outpace.core.names import number_text
 from outpace.core.tree import Draw
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -62,5 +63,5 @@ def build(context: Context, settings: PadSettings) -> Parts:
         pivot = gate.probability(state_features(scores, node, draw.node, layer))
         return pivot < threshold or threshold == 1.0
 
-    rule = Gated(f"pad(threshold={threshold:g})", passes, exact=threshold == 0.0, layers=(layer,))
+    rule = Gated(f"pad(threshold={number_text(threshold)})", passes, exact=threshold == 0.0, layers=(layer,))
     return Parts(DraftModel(draft), draft_length(target.costs, [draft.costs], settings.num_draft_tokens), rule)

@@ -22,6 +22,7 @@ from outpace.acceptance.gated import Gated, vouched
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.names import number_text
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -99,6 +100,6 @@ def build(context: Context, settings: SprinterSettings) -> Parts:
     def passes(probs: Tensor, token: int, depth: int, greedy: bool) -> bool:
         return gate.probability(row_features(probs, token, depth, greedy=greedy)) > threshold
 
-    rule = Gated(f"sprinter(threshold={threshold:g})", vouched, exact=threshold == 1.0)
+    rule = Gated(f"sprinter(threshold={number_text(threshold)})", vouched, exact=threshold == 1.0)
     most = settings.num_draft_tokens
     return Parts(DraftModel(draft, partial(GatedChainBuilder, passes=passes)), Fixed(most, 1, most), rule)
