@@ -23,7 +23,7 @@ from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.draft_clock import Clock
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.yields import PRIOR, Yield
+from outpace.controllers.yields import PRIOR, Standings, Yield
 from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
@@ -315,15 +315,15 @@ def test_waits_grow_with_trials_that_do_not_gain_and_end_with_one_that_does() ->
     for _ in range(4):
         waits.append(rounds_until_due(known))
         known.passed(asked=True, trial=True)
-        known.learn([0.1], 0.1, 0)
+        known.learn([0.1], 0.1, 0, trial=True)
     assert waits == [yields.PATIENCE * factor for factor in (1, 2, 4, 8)]
     rounds_until_due(known)
     known.passed(asked=True, trial=True)
-    known.learn([0.9, 0.8, 0.7], 2.4, 3)
+    known.learn([0.9, 0.8, 0.7], 2.4, 3, trial=True)
     assert known.due(), "one that gains is followed by another at once"
     for _ in range(3):
         known.passed(asked=True, trial=True)
-        known.learn([0.9, 0.8, 0.7], 2.4, 3)
+        known.learn([0.9, 0.8, 0.7], 2.4, 3, trial=True)
     assert sum(known.expected(0.0)) > 2.0
 
 
@@ -1126,3 +1126,15 @@ def test_a_head_that_was_named_drafts_and_one_that_does_not_fit_is_refused(tmp_p
         model.method("auto", head=tmp_path / "other")
     with pytest.raises(BadInput, match="no such folder"):
         model.method("auto", head=tmp_path / "nowhere")
+
+
+def test_a_round_that_rests_does_not_count_the_time_of_another() -> None:
+    target = TableTarget(7, seed=3)
+    standing = Standings().of(4)
+    sequence = target.sequence([1, 2, 3])
+    state = auto_state.AutoState(sequence, [], known=Yield(standing), began=3, most_read=None)
+    state.steps = 2.0
+    state.paced(1)
+    seen, pace = list(state.seen), standing.pace
+    state.paced(1)
+    assert (state.seen, standing.pace) == (seen, pace)

@@ -310,3 +310,16 @@ def test_copies_of_a_fixed_length_are_cut_in_rounds_that_do_not_decide_as_in_oth
     one = decoder.submit(Request((1, 2, 3), replace(method, controller=controller), max_new_tokens=80))
     decoder.run()
     assert one.metrics.rounds > 70 and one.metrics.drafted < 0.1 * one.metrics.rounds
+
+
+def test_whether_a_draft_was_a_trial_is_its_own_and_not_that_of_the_round() -> None:
+    """Requests of one namespace share what is known: another one may be passed over after the trial was decided."""
+    known = Yield(Standings().of(100))
+    for _ in range(3):
+        known.passed(asked=True, trial=True)
+        known.passed(asked=False)
+        known.learn(BAD, sum(BAD), 0.0, trial=True)
+    assert known.standing is not None and known.standing.failures == 3
+    assert known.patience == 8 * PATIENCE
+    known.learn(BAD, sum(BAD), 0.0)
+    assert known.standing.failures == 3

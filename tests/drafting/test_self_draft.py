@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.decoder import Decoder
@@ -319,3 +321,24 @@ def test_prefill_streams_the_states_that_scoring_taps() -> None:
     lone = target.sequence([0])
     chain = target.score([(lone, TokenTree.chain([1, 2]))], aux_hidden_state_layers=(2,), graph=FULL)
     assert torch.equal(found[0][2], chain[0].hidden_states[2])
+
+
+class Sharing(Fixed):
+    """States that further rows of a shared round cost far more than they gain."""
+
+    def budget(self, metrics: RequestMetrics, batch: int, repeatable: bool = False) -> Budget:
+        return replace(
+            super().budget(metrics, batch, repeatable),
+            relative_costs=tuple(1.0 + 5.0 * rows for rows in range(32)),
+            base_tokens=float(batch),
+        )
+
+
+@pytest.mark.parametrize("graph", [SKIP, EXIT], ids=["skip", "exit"])
+def test_what_a_part_of_the_forward_has_been_run_for_is_not_cut(graph: SubGraph) -> None:
+    """The full forward goes on from those very trees."""
+    target = TARGETS["dense"](spare_model({2}, {2}))
+    method = Method("toy", LayerSkip(target, graph, 0.0, step=0.0), Rejection(), Sharing(4, max_nodes=4))
+    found = decode(target, method, PROMPTS)
+    assert texts(found) == texts(decode(target, plain(), PROMPTS))
+    assert all(one.metrics.drafted > 0 for one in found)

@@ -222,3 +222,22 @@ def test_everybody_is_served_and_bounds_hold(asked: list[tuple[int, int, str]], 
 def test_bounds_that_allow_nothing_are_refused(name: str) -> None:
     with pytest.raises(BadInput, match=f"{name} must be at least 1, not 0"):
         Limits(**{name: 0})
+
+
+def test_the_rows_of_prompts_beside_answers_follow_the_limits() -> None:
+    plans, _ = scheduler(prefill_rows=32)
+    assert plans.rows_beside() == 32
+    plans.limits = replace(plans.limits, prefill_rows=7)
+    assert plans.rows_beside() == 7
+    plans.limits = replace(plans.limits, prefill_rows=None)
+    measured = plans.rows_beside()
+    plans.limits = replace(plans.limits, prefill_rows=measured + 1)
+    assert plans.rows_beside() == measured + 1
+
+
+def test_all_requests_of_one_call_begin_with_the_counter_of_the_least_served() -> None:
+    plans, clock = scheduler(max_batch=1)
+    add(plans, clock, ticket(tenant="many"))
+    plans.served("many", 4, 20)
+    plans.add([ticket(tenant="other"), ticket(tenant="other")], [])
+    assert plans._service["other"] == plans._service["many"]

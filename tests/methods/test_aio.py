@@ -551,3 +551,24 @@ def test_batches_of_all_strategies_on_a_toy_target_are_plain_decoding() -> None:
         found.append(([one.tokens for one in running], sum(one.metrics.accepted for one in running)))
     (ours, accepted), (plain, _) = found
     assert ours == plain and accepted > 3
+
+
+def test_a_round_that_rests_reads_no_draft_s_time_again() -> None:
+    method, drafter = routed([Watching(0), Watching(1)])
+    answered(method, [(1, 2)], 1)
+    sequence = TableTarget(3, seed=1).sequence([1, 2])
+    state = drafter.begin(sequence)
+    state.drafted_in = 1.0
+    scores = TableTarget(3, seed=1).score([(sequence, TokenTree())])
+    drafter.observe_batch([state], [Verdict((), 1, scores[0], (1,))])
+    assert state.drafted_in is None
+
+
+def test_greedy_answers_that_must_repeat_take_a_route_that_no_clock_decides() -> None:
+    """Under a lossy rule what is drafted decides even a greedy answer."""
+    _, drafter = routed([Watching(0), Watching(1)])
+    target = TableTarget(3, seed=1)
+    usual, lossy = target.sequence([1, 2]), target.sequence([1, 2])
+    lossy.depends_on_drafts = True
+    assert drafter.opened(usual, [None, None]).routes is drafter.routes
+    assert drafter.opened(lossy, [None, None]).routes is not drafter.routes

@@ -193,3 +193,17 @@ def test_long_contexts_are_made_up_for_a_measurement(kind: str) -> None:
     scores = target.score([(sequence, TokenTree.chain([1, 2]))])
     assert torch.isfinite(scores[0].logits).all()
     assert ForwardCosts(target).seconds(3, 100) > 0.0
+
+
+def test_times_that_are_forgotten_while_others_are_measured_stay_forgotten() -> None:
+    """A rehearsal decodes, and what its rounds take may show that recorded times are out of date."""
+    costs = table()
+    assert costs.once("forward of 1", lambda: 1.0) == 1.0
+
+    def rehearse() -> float:
+        costs.forget("forward of ")
+        return 2.0
+
+    assert costs.once("draft", rehearse) == 2.0
+    assert costs.once("forward of 1", lambda: 3.0) == 3.0
+    assert costs.once("draft", lambda: 4.0) == 2.0

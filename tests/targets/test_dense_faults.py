@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
+from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from target_suite import near, opened, random_tokens, random_tree, reference
 
 IN_BLOCKS = KEPT_IN_BLOCKS[0]
@@ -233,3 +235,51 @@ def test_forks_of_kv_grow_apart_across_the_granule_of_memory() -> None:
     assert torch.equal(*(target.score([(one, TokenTree())])[0].logits for one in (whole, fresh)))
     with pytest.raises(ValueError, match="cannot keep"):
         target.fork(whole.kv, target.length(whole.kv) + 1)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torch_s_default_type_is_not_read(precision: str, dtype: torch.dtype) -> None:
+    """It is the process's: loading a model in another thread changes it for a while."""
+    target = target_of(next(iter(SHAPES)) if precision != "int4" else IN_BLOCKS, precision)
+    expected, before = scores_of(target), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(scores_of(target), expected)
+        sequence = opened(target, [1, 2, 3, 4])
+        assert target.keys(sequence.kv, 0, 3).dtype == torch.float32
+        assert target.embed(torch.tensor([1, 2])).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_rotations_that_were_interrupted_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = fresh_target()
+    known = target._positions
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target.native, "set_rotation", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target._rotate_up_to(known + 1)
+    assert target._positions == known
+    target._rotate_up_to(known + 1)
+    assert target._positions > known
+
+
+def test_positions_beyond_the_rotations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = fresh_target()
+    sequence = opened(target, [1, 2, 3])
+    monkeypatch.setattr(target, "_rotate_up_to", lambda positions: None)
+    plan = ForwardPlan([SequenceRows(sequence.kv, 0, 1, [target._positions], None)], 0, target.num_layers)
+    with pytest.raises(OutpaceError, match="beyond the rotations"):
+        target.run(plan, [1], logits=True)
+
+
+def fresh_target() -> DenseTarget:
+    """One whose rotations are shorter than its context."""
+    target = DenseTarget(replace(read_decoder_spec(model_of(next(iter(SHAPES.values()))())), context_length=5_000))
+    assert target._positions < 5_000
+    return target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -301,3 +302,33 @@ def test_draws_without_replacement_have_the_law_of_sequential_draws() -> None:
     expected = p[:, None] * p[None] / (1 - p[:, None])
     expected.fill_diagonal_(0.0)
     assert float((counts / samples - expected).abs().max()) < 5 * math.sqrt(0.25 / samples)
+
+
+@pytest.mark.parametrize(("temperature", "gap"), [(1.0, 95.0), (0.1, 9.4)])
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_residual_of_draws_that_leave_next_to_nothing(temperature: float, gap: float, cut: int) -> None:
+    """A draft without replacement, after its likeliest token: what is left may be as little as a float holds."""
+    params = SamplingParams(temperature=temperature, top_k=cut)
+    draft, target = torch.tensor([0.0, -gap, -gap - 0.01 * temperature, -200.0]), torch.zeros(4)
+    q, p = opened(draft, params), opened(target, SamplingParams(temperature=1.0))
+    left, total = q.residual(None, [0])
+    if total == 0.0:  # where weights that small count as none
+        assert left is q
+        return
+    shares = weights(left)
+    assert sum(shares) == pytest.approx(1.0, abs=1e-4) and shares[0] == 0.0
+    rest, found = p.residual(left)
+    expected = torch.tensor([max(0.0, 0.25 - one) for one in shares], dtype=torch.float64)
+    assert found == pytest.approx(float(expected.sum()), abs=1e-5)
+    assert weights(rest) == pytest.approx((expected / expected.sum()).tolist(), abs=1e-4)
+    again, once_more = left.residual(p)
+    expected = torch.tensor([max(0.0, one - 0.25) for one in shares], dtype=torch.float64)
+    assert once_more == pytest.approx(float(expected.sum()), abs=1e-4)
+    assert weights(again) == pytest.approx((expected / expected.sum()).tolist(), abs=1e-3)
+
+
+def test_whole_numbers_of_every_kind_are_taken_for_top_k() -> None:
+    row = torch.tensor([0.0, 1.0, 2.0])
+    for k in (2, 2.0, np.int64(2), np.float32(2)):
+        found = opened(row, SamplingParams(temperature=1.0, top_k=k))  # type: ignore[arg-type]
+        assert weights(found)[0] == 0.0

@@ -223,8 +223,6 @@ class Yield:
         """Rounds waited at which a trial is attempted next, where one has not come about."""
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
-        self.trial = False
-        """Whether the round under way tries it against expectation."""
         if standing is not None:
             self.join(standing)
 
@@ -314,7 +312,6 @@ class Yield:
 
     def passed(self, *, asked: bool, trial: bool = False, read: bool = False) -> None:
         """A round begins in which it is asked, or not. ``read``: whether it has read the request's text before."""
-        self.trial = trial
         if self.standing is not None:
             if read:
                 self.standing.often += (asked - self.standing.often) / ROUNDS_OF_ALL
@@ -337,18 +334,18 @@ class Yield:
             self._counted += 1
             self.standing.followed += (asked - self.standing.followed) / ROUNDS_OF_LOOKS
 
-    def learn(self, probs: Seq[float], promised: float, added: float) -> None:
+    def learn(self, probs: Seq[float], promised: float, added: float, *, trial: bool = False) -> None:
         """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round, or was
-        expected to by the target's own distribution; those of it that were scored had promised ``promised``."""
+        expected to by the target's own distribution; those of it that were scored had promised ``promised``. ``trial``:
+        it was asked for against expectation."""
         record, fade = self._record, FADE
         self.drafts += 1
-        if self.trial:
+        if trial:
             self.again = added > GAINING
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
             if self.again:  # what was known is out of date
                 fade, record.drafts, record.odds = 0.5, 1, max(1.0, record.odds)
         record.learn(probs, promised, added, fade)
         self._all.learn(probs, promised, added, 1.0 - 1.0 / RECENT_OF_ALL)
-        if self.standing is not None and self.trial:
+        if self.standing is not None and trial:
             self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1
-        self.trial = False

@@ -90,6 +90,7 @@ class SamplingParams:
         finite = 1e6
         _number("temperature", self.temperature, 0.0, finite)
         _whole("top_k", self.top_k, 0, 2**31)
+        object.__setattr__(self, "top_k", int(self.top_k))  # 50.0 and NumPy's are whole too, and the kernels take int
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, finite, open_low=True)

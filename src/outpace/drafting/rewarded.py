@@ -61,7 +61,7 @@ class Rewarded(OneAtATime[R], ABC):
                 trees[at], sequence = tree, states[at].sequence
                 states[at].rounds[self.names[arm]] += len(tree) > 0
                 pull = Pull(arm, probability, tree, len(sequence.tokens), budgets[at], keeps_unverified_draws=keeps)
-                if self.reward == "pace" and sequence.params.greedy:
+                if self.reward == "pace" and sequence.params.greedy and sequence.timed:
                     pull.steps = spent / len(members) / self.target.costs.seconds(1)
                 states[at].pull = pull
         return trees

@@ -19,7 +19,7 @@ from outpace.engine.certain_rows import mark_certain_rows
 from outpace.engine.future_validity import look_ahead
 from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
-from outpace.engine.row_sharing import share_rows
+from outpace.engine.row_sharing import reusable_forward, share_rows
 from outpace.engine.worth_drafting import asking_steps, by_clock, expected_steps, payoff_of
 from outpace.targets.base import Scores, Target
 
@@ -49,7 +49,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     with Timed(split, "score"):
         layers = _layers_to_read(active, 0 if payoff is None else payoff.idle)
         batch = [*((one.sequence, tree) for one, tree in zip(active, trees, strict=True)), *others]
-        reusable = None if groups else _reusable_forward(active)
+        reusable = None if groups else reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
         looked_ahead = look_ahead(target, active, scores)
 
@@ -102,15 +102,6 @@ def _layers_to_read(active: Seq[Generation], idle: int) -> list[int]:
         if drafter.aux_hidden_state_layers:
             found.update(drafter.observed_layers([one.draft_state for one in members], idle))
     return sorted(found)
-
-
-def _reusable_forward(active: Seq[Generation]) -> Scores | None:
-    """What a drafter that is alone in the batch has already run of this very forward."""
-    drafters = {id(one.drafter): one.drafter for one in active}
-    if len(drafters) > 1:
-        return None
-    [drafter] = drafters.values()
-    return drafter.reusable_forward([one.draft_state for one in active])
 
 
 def _accept(active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict]:

@@ -107,7 +107,7 @@ class Scheduler:
         self._clock = clock
         self._service: dict[str, float] = {}
         self._spent: deque[float] = deque(maxlen=32)
-        self._chunk: int | None = self.limits.prefill_rows
+        self._chunk: int | None = None
         self.waiting: list[Ticket] = []
 
     # --------------------------------------------------------------------------------------------- requests
@@ -159,13 +159,14 @@ class Scheduler:
             # Nobody is there: nobody is owed anything. A tenant that was served alone for a day must not wait for as
             # long when another comes.
             self._service.clear()
+        present = {one.request.tenant for one in (*self.waiting, *running)}
         for ticket in tickets:
-            present = {one.request.tenant for one in (*self.waiting, *running)}
             tenant = ticket.request.tenant
             if tenant not in present:
                 # Who was away is not repaid for it: the counter is lifted to that of the least served.
                 least = min((self._service.get(one, 0.0) for one in present), default=0.0)
                 self._service[tenant] = max(self._service.get(tenant, 0.0), least)
+                present.add(tenant)
             ticket.arrived = self._clock()
             self.waiting.append(ticket)
 
@@ -272,6 +273,8 @@ class Scheduler:
     def rows_beside(self) -> int:
         """Rows of prompts that a step reads while answers are under way: the fewest that take nearly the least time
         each. Fewer would waste time, more would delay answers. May measure the target."""
+        if self.limits.prefill_rows is not None:
+            return self.limits.prefill_rows
         if self._chunk is None:
             each = {rows: self._target.costs.seconds(rows) / rows for rows in _CHUNKS}
             self._chunk = next(rows for rows in _CHUNKS if each[rows] <= _NEAR * min(each.values()))

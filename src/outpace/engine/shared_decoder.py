@@ -303,6 +303,8 @@ class SharedDecoder:
         if one is None or one.sequence.kv is None:
             return ticket, 0, 0
         output = len(one.tokens) if one.group is None else one.group.written
+        if one.left and one.prompt_read:  # whose K/V is gone
+            return ticket, one.sequence.prompt_length, output
         return ticket, min(self.target.length(one.sequence.kv), one.sequence.prompt_length), output
 
     def _charge(self, before: Seq[tuple[Ticket, int, int]]) -> None:

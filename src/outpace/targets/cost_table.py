@@ -55,7 +55,8 @@ class CostTable:
         if self._known is None:
             self._known = self._read()
         if any(name not in self._known for name in names):
-            self._known |= self._kept(dict(zip(names, measure(), strict=True)))
+            found = self._kept(dict(zip(names, measure(), strict=True)))
+            self._known |= found  # measuring may have forgotten some that were known
             self.measured += len(names)
         return [self._known[name] for name in names]
 

@@ -258,7 +258,7 @@ class Auto(MergedTrees[AutoState]):
             wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
                 state.quiet = None
-                state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
+                state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at], trial)
                 state.spent = found.drafting
                 continue
             if alone and not state.free and budgets[at].relative_costs:

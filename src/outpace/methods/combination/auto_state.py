@@ -71,6 +71,7 @@ class AutoState(MergeState):
         if self.steps is not None:
             self.seen = [FADE * known + new for known, new in zip(self.seen, (tokens, self.steps), strict=True)]
             self.known.paced(tokens, self.steps)
+            self.steps = None  # a round that rests has none of its own
 
     @property
     def drafts_to_come(self) -> float:

@@ -14,13 +14,14 @@ from outpace.drafting.merged import NO_DRAFT
 @dataclass(slots=True)
 class Asked:
     """A round in which the learned part was asked: the tokens there were, the free part's draft, the nodes of it that
-    the round would have had without the learned part, how likely its first tokens are, and what the learned part has
-    drafted."""
+    the round would have had without the learned part, how likely its first tokens are, whether it was asked against
+    expectation, and what it has drafted."""
 
     at: int
     free: TokenTree
     alone: frozenset[int]
     copied: float
+    trial: bool = False
     learned: TokenTree = field(default_factory=lambda: NO_DRAFT)
 
 
@@ -30,7 +31,8 @@ def learn(known: Yield, asked: Asked, committed: Seq[int], scored: TokenTree) ->
     learned = asked.learned
     own = sum([learned.path_acceptance_probs[node] for node in _own(asked, scored)])
     promised = (1.0 - min(1.0, asked.copied)) * own
-    known.learn(sorted(learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
+    probs = sorted(learned.path_acceptance_probs, reverse=True)
+    known.learn(probs, promised, len(committed) - without, trial=asked.trial)
 
 
 def learn_by_target(known: Yield, asked: Asked, scored: TokenTree, p: TokenDistribution) -> None:
@@ -46,7 +48,7 @@ def learn_by_target(known: Yield, asked: Asked, scored: TokenTree, p: TokenDistr
         q = asked.learned.q_rows[drawn[node]].prob(token) if node in drawn else 1.0
         added += min(1.0, p[token] / q) if q > 0.0 else 0.0
     probs = sorted(asked.learned.path_acceptance_probs, reverse=True)
-    known.learn(probs, (1.0 - min(1.0, asked.copied)) * promised, min(1.0, added))
+    known.learn(probs, (1.0 - min(1.0, asked.copied)) * promised, min(1.0, added), trial=asked.trial)
 
 
 def _own(asked: Asked, scored: TokenTree) -> list[int]:

@@ -28,7 +28,7 @@ class DenseKV(KVStore):
         self.model, self.memory = model, memory
         self.capacity = 0
         self.width = model.kv_row_bytes // dtype.itemsize
-        self.data: Tensor = torch.empty(*shape, 0, dtype=dtype)
+        self.data: Tensor = torch.empty(*shape, 0, dtype=dtype, device="cpu")
         self.laid: Tensor | None = None
         """K/V of a forward whose first row lies behind the committed ones already; None: of none."""
 
@@ -75,7 +75,7 @@ class DenseKV(KVStore):
 
     def keys(self, start: int, stop: int) -> Tensor:
         layers, _, heads, _ = self.data.shape
-        rows = torch.empty(layers, heads, stop - start, self.model.head_width)
+        rows = torch.empty(layers, heads, stop - start, self.model.head_width, dtype=torch.float32, device="cpu")
         self.model.read_keys(self.data, self.capacity, start, stop, rows)
         return rows
 

@@ -116,7 +116,7 @@ class DenseTarget(RowTarget):
             self.native.commit(copied)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        rows = torch.empty(len(tokens), self.hidden_size)
+        rows = _floats(len(tokens), self.hidden_size)
         self.native.embed(tokens.to(torch.int32).contiguous(), rows)
         return rows
 
@@ -161,16 +161,16 @@ class DenseTarget(RowTarget):
         for record, part in zip(parts, plan.parts, strict=False):
             self._fill(record, part, numbers, kept, lays_root=lays_roots)
         numbers.place()
-        plan.hidden_states = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
+        plan.hidden_states = {layer: _floats(rows, self.hidden_size) for layer in sorted(plan.wanted)}
         pointers = (ctypes.c_void_p * max(len(plan.hidden_states), 1))(
             *(one.data_ptr() for one in plan.hidden_states.values())
         )
         # Rows of logits begin on a whole register; the padding is not shown.
         width = -(-self.vocab_size // LANES) * LANES
-        out = torch.empty(rows, width) if logits else None
+        out = _floats(rows, width) if logits else None
         queries = None
         if plan.queries is not None:
-            queries = torch.empty(self.num_layers, rows, self._heads, self.native.head_width)
+            queries = _floats(self.num_layers, rows, self._heads, self.native.head_width)
             plan.queries.update((layer, queries[layer]) for layer in range(plan.start, plan.stop))
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
@@ -229,7 +229,7 @@ class DenseTarget(RowTarget):
             paths = _ROOT_ALONE if rows == 1 and not earlier else part.tree.seen()[earlier:]
             numbers.add(record, "seen_start", accumulate(map(len, paths), initial=0))
             numbers.add(record, "seen", chain.from_iterable(paths))
-            part.side_kv = torch.empty(*self._kv_shape, rows, store.width, dtype=self._element)
+            part.side_kv = torch.empty(*self._kv_shape, rows, store.width, dtype=self._element, device="cpu")
             if part.earlier_kv is not None:
                 part.side_kv[:, :, :, :earlier] = part.earlier_kv
             record.side, record.side_rows = part.side_kv.data_ptr(), rows
@@ -250,16 +250,23 @@ class DenseTarget(RowTarget):
         """Rotation tables for at least this many positions."""
         if positions <= self._positions:
             return
-        self._positions = max(positions, min(2 * self._positions, self.context_length))
-        where = torch.arange(self._positions)
+        longer = max(positions, min(2 * self._positions, self.context_length))
+        where = torch.arange(longer, device="cpu")
         for index, rotation in enumerate(self._rotations):
             self.native.set_rotation(index, *rotation(where))
+        self._positions = longer  # last: what interrupts this must not leave shorter tables than it says
 
     def runner_for(self, spec: DecoderSpec) -> DenseTarget | None:
         if spec.second_norm is not None and spec.hidden % BLOCK:
             return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of, and its own K/V is small.
         return DenseTarget(spec, "int8" if self.dtype in ("int4", "bfloat16") else self.dtype, embeddings_of=self)
+
+
+def _floats(*shape: int) -> Tensor:
+    """Memory that the kernels write, whatever torch's default type and device are now: those are the process's, and
+    loading another model changes them for a while."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 def _kv_format(precision: str, kv_dtype: str) -> str:

@@ -108,7 +108,7 @@ def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     small ones."""
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     pages = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

@@ -205,7 +205,7 @@ class NativeBranches(Branches):
         logits = None
         if reading.logits:
             # Rows of logits begin on a whole register; the padding is not shown.
-            logits = torch.empty(rows, -(-self.columns // LANES) * LANES)
+            logits = torch.empty(rows, -(-self.columns // LANES) * LANES, dtype=torch.float32, device="cpu")
             record.logits, record.logit_stride = logits.data_ptr(), logits.stride(0)
         else:
             record.logits = None

@@ -138,7 +138,7 @@ class NativeDistribution(TokenDistribution):
 
     def dense(self) -> Tensor:
         if self._dense is None:
-            self._dense = torch.empty(self.size, dtype=torch.float32)
+            self._dense = torch.empty(self.size, dtype=torch.float32, device="cpu")
             self._lib.outpace_probabilities(self._handle, self._dense.data_ptr())
         return self._dense
 

@@ -36,7 +36,7 @@ class NativeModel:
         self._handle = self._lib.outpace_create(ctypes.byref(shape))
         self.head_width = -(-shape.head_size // LANES) * LANES
         """Of a head's keys, values and queries: padded to whole registers."""
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[int, tuple[Tensor, ...]] = {}
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -82,8 +82,11 @@ class NativeModel:
         """Tables (positions, rotated dimensions / 2) of float32, kept alive here."""
         positions, half = cosines.shape
         tables = cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
+        # The old ones until the call has ended: another thread's forward may read them. The new ones before it begins:
+        # whatever interrupts this, what the kernels read is kept.
+        self._kept[index] = (*self._kept.get(index, ()), cosines, sines)
         check(self._lib.outpace_set_rotation(self._handle, index, *tables))
-        self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
+        self._kept[index] = (cosines, sines)
 
     def run(self, record: ForwardRecord) -> None:
         """One forward, on as many threads as torch is set to use.

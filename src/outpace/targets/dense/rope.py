@@ -23,13 +23,14 @@ def rotation(parameters: Mapping[str, Any], head_size: int) -> Rotation:
 
 
 def _turned(parameters: Mapping[str, Any], head_size: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    angles = positions[:, None].float() * _speeds(parameters, head_size)
+    angles = positions[:, None].float() * _speeds(parameters, head_size, positions.device)
     return angles.cos(), angles.sin()
 
 
-def _speeds(parameters: Mapping[str, Any], head_size: int) -> Tensor:
+def _speeds(parameters: Mapping[str, Any], head_size: int, device: torch.device) -> Tensor:
     theta = float(parameters["rope_theta"])
-    speeds: Tensor = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size))
+    pairs = torch.arange(0, head_size, 2, dtype=torch.float, device=device)
+    speeds: Tensor = 1.0 / (theta ** (pairs / head_size))
     if parameters["rope_type"] == "linear":
         return speeds / float(parameters["factor"])
     return _by_wavelength(speeds, parameters) if parameters["rope_type"] == "llama3" else speeds

@@ -67,7 +67,7 @@ class Routed(OneAtATime[RequestRoute]):
     # ------------------------------------------------------------------------------------------------ choosing
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> RequestRoute:
-        routes = self.routes if sequence.params.greedy else self.sampled_routes.open(sequence)
+        routes = self.routes if sequence.params.greedy and sequence.timed else self.sampled_routes.open(sequence)
         prompt = sequence.tokens[: sequence.prompt_length]
         return RequestRoute(sequence, parts, numbers=self.features.of(prompt), routes=routes)
 
@@ -164,9 +164,11 @@ class Routed(OneAtATime[RequestRoute]):
             self.parts[index].observe_batch([states[at].parts[index] for at in seen], [verdicts[at] for at in seen])
             timed = [one for at in members if (one := states[at].drafted_in) is not None]
             running = [states[at].sequence for at in members]
-            if len(timed) == len(members) and all(one.params.greedy and not one.replayed for one in running):
+            live = all(one.params.greedy and one.timed and not one.replayed for one in running)
+            if live and len(timed) == len(members):
                 self.routes.clocks[index].read(len(members), timed[0] + perf_counter() - since)
         for state, verdict in zip(states, verdicts, strict=True):
+            state.drafted_in = None  # a round that rests has drafted nothing
             tree, kept = verdict.scores.tree, len(verdict.committed)
             depth = max(tree.depths) if tree.depths else 0
             state.shown.count_round(len(tree), min(len(verdict.path), kept), kept, depth)

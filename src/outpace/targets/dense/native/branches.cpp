@@ -169,10 +169,6 @@ class Branches {
     }
 
     outpace_forward forward(int count, const int32_t* tokens) const {
-        for (const outpace_part& part : parts)
-            for (int at = 0; at < part.rows; ++at)
-                for (const Rotation& r : m.rotations)
-                    if (r.cosines && part.positions && part.positions[part.old + at] >= r.positions) throw std::out_of_range("a position is beyond the rotations");
         outpace_forward job{};
         job.rows = count, job.parts = int(parts.size()), job.part = parts.data(), job.stop = m.layers;
         job.second = tokens, job.words = words;

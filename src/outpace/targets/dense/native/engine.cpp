@@ -92,6 +92,11 @@ void run_forward(const outpace_model& model, const outpace_forward& job, const s
             throw std::invalid_argument("layer 0 reads a second input, and there is none");
         check_tokens(*job.words, job.second, job.rows);
     }
+    for (int p = 0; p < job.parts; ++p)
+        for (int at = 0; at < job.part[p].rows; ++at)
+            for (const Rotation& r : model.rotations)
+                if (r.cosines && job.part[p].positions && job.part[p].positions[job.part[p].old + at] >= r.positions)
+                    throw std::out_of_range("a position is beyond the rotations");
     if (!pool) pool = std::make_unique<Pool>(1);
     with_kv(model.kv_format, [&](auto t) { Forward<decltype(t)>(model, job).run(then); });
 }

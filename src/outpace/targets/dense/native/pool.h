@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -154,7 +157,14 @@ class Pool {
         Worker& mine = workers[id];
         mine.waited = 0;
         const double began = active > 1 ? seconds(CLOCK_THREAD_CPUTIME_ID) : 0;
-        (*job)(id);
+        try {
+            (*job)(id);
+        } catch (const std::exception& error) {
+            if (active == 1) throw;
+            // The others wait at a barrier for ever: there is no way on.
+            std::fprintf(stderr, "outpace: a thread of a forward failed: %s\n", error.what());
+            std::abort();
+        }
         mine.worked = active > 1 ? seconds(CLOCK_THREAD_CPUTIME_ID) - began - mine.waited : 0;
     }
 

@@ -5,6 +5,30 @@
 using namespace outpace;
 using namespace outpace::sampling;
 
+namespace {
+
+constexpr double FAINT = 1e-30;  // of smaller sums the reciprocal may be no float
+
+// The same distribution with weights that sum to one.
+std::unique_ptr<outpace_distribution> normalised(const outpace_distribution& of) {
+    auto one = std::make_unique<outpace_distribution>();
+    one->source.size = of.size();
+    if (of.listed()) {
+        auto list = std::make_shared<std::vector<Entry>>(*of.source.list);
+        for (Entry& entry : *list) entry.weight = static_cast<float>(entry.weight / of.total);
+        one->source.kind = Source::LIST;
+        one->relist(std::move(list));
+        return one;
+    }
+    auto own = new_row(of.size());
+    of.each_weight([&](int64_t token, float weight) { own.get()[token] = static_cast<float>(weight / of.total); });
+    one->source.keep(std::move(own), of.size());
+    one->sum_all();
+    return one;
+}
+
+}  // namespace
+
 extern "C" {
 
 outpace_distribution* outpace_weighted(const float* weights, int64_t size) {
@@ -36,6 +60,9 @@ outpace_distribution* outpace_widened(const outpace_distribution* narrow, const 
 
 outpace_distribution* outpace_residual(const outpace_distribution* p, const outpace_distribution* q, double prefix,
                                        const int32_t* tokens, int count, double* sum) {
+    std::unique_ptr<outpace_distribution> scaled[2];
+    if (p->total < FAINT) p = (scaled[0] = normalised(*p)).get();
+    if (q && q->total < FAINT) q = (scaled[1] = normalised(*q)).get();
     auto one = std::make_unique<outpace_distribution>();
     one->source = p->source;
     const float scale = static_cast<float>(prefix / p->total), share = q ? static_cast<float>(1.0 / q->total) : 0.f;

@@ -32,6 +32,7 @@ struct Best {
     int k, held = 0;
 
     void offer(float value, int32_t id) {
+        if (!(value == value)) value = -std::numeric_limits<float>::infinity();  // no number: nothing would ever be larger
         if (held == k && !(value > values[k - 1])) return;
         int at = held < k ? held++ : k - 1;
         for (; at > 0 && value > values[at - 1]; --at) values[at] = values[at - 1], ids[at] = ids[at - 1];
