@@ -1,5 +1,7 @@
 // Distributions of rows of logits: their largest value, their weights, their sums.
 
+#include <pthread.h>
+
 #include <map>
 #include <mutex>
 
@@ -30,13 +32,14 @@ class Rooms {
                 }};
     }
 
+    std::mutex guard;
+
    private:
     static constexpr int MOST = 32;
     struct Shelf {
         int taken = 0;
         std::vector<float*> free;
     };
-    std::mutex guard;
     std::map<int64_t, Shelf> shelves;
 };
 
@@ -44,6 +47,9 @@ Rooms& rooms() {
     static Rooms* all = new Rooms;  // never deleted: distributions may be released as the process ends
     return *all;
 }
+
+// A process may fork while another thread takes or gives a room.
+const int forks = pthread_atfork([] { rooms().guard.lock(); }, [] { rooms().guard.unlock(); }, [] { rooms().guard.unlock(); });
 
 // Bans the tokens whose bit is 0.
 void ban(float* row, int64_t size, const uint32_t* allowed) {
