@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +34,12 @@ LOOP = "while True: pass"
         ("#### Step 2: Add up\n10 + 8 = 18\n\nThe answer is \\boxed{18}.", "18"),
         ("#### 2. Add up\n10 + 8\n#### 18", "18"),
         ("##### 3\nso 18", "18"),
+        ("#### 18.\nSo she makes 3", "18"),
+        ("#### 1,234.\nSo 3", "1,234"),
+        ("#### 12. Add up\n10 + 8 = \\boxed{18}", "18"),
+        ("10 + 8 = \\boxed{\\text{18}}", "18"),
+        ("the change is $-5", "-5"),
+        ("x=-5", "-5"),
         ("#### **$18**", "18"),
         ("\\boxed{18 \\text{ hours}} in 3 days", "18"),
         ("the area is \\boxed{18 m^2}", "18"),
@@ -59,6 +66,9 @@ def test_numbers_and_words_are_compared_by_meaning() -> None:
     assert score(ExactAnswer(("Paris",)), "**Answer**: Paris, not Rome") is True
     assert score(ExactAnswer(("Paris",)), "The answer is Paris or Rome") is False
     assert score(ExactAnswer(("well known",)), "It is\nwell-known") is True
+    assert score(ExactAnswer(("Rome",)), "The answer is Paris. Wait, the answer is Rome.") is True
+    assert score(ExactAnswer(("Paris",)), "The answer is Paris. Wait, the answer is Rome.") is False
+    assert score(ExactAnswer(("B",)), "Answer: A\n\\boxed{\\text{B}}") is True
     for accepted, said in (("2", "two"), ("two", "2"), ("2", "2 of 3")):
         assert score(ExactAnswer((accepted, "two", "2")), f"of 3 the answer is {said}") is (said != "2 of 3")
 
@@ -73,6 +83,13 @@ def test_numbers_and_words_are_compared_by_meaning() -> None:
         ("x-1", "x+1", False),
         ("(-1,2)", "(1,2)", False),
         ("C#", "C", False),
+        ("B", "(B).", True),
+        ("(1,2)", "(1, 2)", True),
+        ("[0,1]", "(0,1)", False),
+        ("x=5", "x = 5", True),
+        ("x", "$x$", True),
+        ("50%", "50", True),
+        ("1990-1995", "1990\u20131995", True),
         ("%", "```", False),
         ("12", "1,2", False),
         ("12", "1/0", False),
@@ -136,6 +153,31 @@ def test_the_prompts_imports_and_helpers_are_there() -> None:
     assert score(task, "```\ndef f(x):\n    return root(x)\n```") is True
 
 
+@pytest.mark.parametrize(
+    ("more", "body"),
+    [
+        ("result = double([1])\nfirst = result[0]\na, b = result, first\nmsg = f'{result}'\nprint(msg)", ""),
+        ("from collections import defaultdict\nmemo = defaultdict(int)", "memo[1] += 1"),
+        ("import re\nPAT = re.compile('a')", "assert PAT.match('a')"),
+        ("try:\n    import missing\nexcept ImportError:\n    missing = None", "assert missing is None"),
+        ("if 1 > 0:\n    BY = 2\nelse:\n    BY = 3", "assert BY == 2"),
+        ("case = [1]\nfor one in case:\n    last = double([one])\nshown = last", ""),
+        ("print(f'{double([1])}')\nwide = f\"{'\u00a0'}\"", ""),
+    ],
+)
+def test_what_follows_the_function_is_kept_where_it_only_defines(more: str, body: str) -> None:
+    function = f"def double(numbers):\n    {body or 'pass'}\n    return [2 * one for one in numbers]\n"
+    assert score(DOUBLE, f"```python\n{function}\n{more}\n```") is True
+
+
+def test_a_prompt_s_docstring_may_hold_a_fence() -> None:
+    prompt = PROMPT.replace(" Twice each. ", "\n    ```\n    double([1])\n    ```\n    ")
+    assert score(CodeTests("double", TESTS, prompt), "    return [2 * one for one in numbers]") is True
+    several = "```python\nfrom __future__ import (\n    annotations,\n)\n" + RIGHT + "```"
+    assert score(DOUBLE, several) is True
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="annotations are not evaluated any more")
 def test_names_that_nobody_imported_are_missed() -> None:
     task = CodeTests("f", "def check(f): f(1)", "def f(x):\n")
     assert score(task, "def f(x) -> Optional[int]:\n    return x") is False

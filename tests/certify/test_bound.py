@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,11 +21,13 @@ from outpace.acceptance.registry import find_rule
 from outpace.acceptance.relaxed_target import Proposed
 from outpace.acceptance.rollback import Rollback, RollbackSettings
 from outpace.acceptance.typical import Typical
-from outpace.certify.bound import cells, certify_bound, corners_of
+from outpace.certify import bound
+from outpace.certify.bound import MATRIX, cells, certify_bound, corners_of
 from outpace.certify.certificate import Certificate
 from outpace.certify.exact import SAMPLING
 from outpace.certify.rule_findings import RuleFindings
 from outpace.certify.rule_nodes import enumerate_nodes
+from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
@@ -305,9 +307,11 @@ class NeverExact(Fly):
             self._asked = True
 
 
-def planted(rule: type) -> Certificate:
+def planted(rule: type, sampling: Mapping[str, SamplingParams] = MATRIX) -> Certificate:
     tiny = find("pld").tiny
-    return certify_bound("pld", lambda context, one: build("pld", context, tiny, one), rule(), most=2, nodes=6)
+    return certify_bound(
+        "pld", lambda context, one: build("pld", context, tiny, one), rule(), sampling=sampling, most=2, nodes=6
+    )
 
 
 def test_a_rule_that_breaks_its_bound_is_refused() -> None:
@@ -315,7 +319,7 @@ def test_a_rule_that_breaks_its_bound_is_refused() -> None:
     assert found.passed is False
     assert "the bound does not hold: overdrawn(delta=0.05" in found.verdict
     assert "limit 0.025" in found.verdict
-    found = planted(OnlyInGroups)
+    found = planted(OnlyInGroups, {"greedy, penalties": MATRIX["greedy, penalties"]})
     assert found.passed is False
     assert "excess negative log-likelihood" in found.verdict
     found = planted(NeverExact)
@@ -366,24 +370,57 @@ def test_a_limit_that_is_no_number_is_refused_and_an_infinite_one_is_never_near(
     assert "never near its limit" in found.verdict
 
 
-class NearlyExact(Cactus):
-    """Means lossless, and moves as little as other divergences than total variation do not show."""
+class Lawless(Rollback):
+    """Takes a token that a grammar forbids, where there is one."""
 
-    name = "nearly-exact"
-    aliases = ()
-    corners = ({"delta": 1e-7, "divergence": "chi2"},)
+    name = "lawless"
+    aliases: tuple[str, ...] = ()
+    corners: ClassVar[Corners] = ({"distance": 5.0},)
+    bounded = True
 
     @property
-    def exact(self) -> bool:
-        return True
+    def bound(self) -> Bound | None:  # type: ignore[override]
+        return super().bound if self.bounded else None
+
+    def greedy_limit(self, node: NodeView) -> float:
+        return math.inf
+
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        return Verdict((), int(scores.distribution.processed([ROOT])[0].argmin()))
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_rule_that_commits_what_is_forbidden_is_refused(bounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it promises, and though nothing of what it promises is broken."""
+    monkeypatch.setattr(Lawless, "bounded", bounded)
+    forbidding = {name: one for name, one in MATRIX.items() if name == "greedy, grammar"}
+    tiny = find("pld").tiny
+    found = certify_bound("pld", lambda context, one: build("pld", context, tiny, one), Lawless(), sampling=forbidding)
+    assert found.passed is False
+    assert "a token that cannot follow is committed" in found.verdict
+
+
+def test_each_corner_that_relaxes_has_its_share_of_the_sampling_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+    monkeypatch.setattr(
+        bound, "_enumerate_outputs", lambda found, make, cell, params: seen.append((found.rule.exact, cell.sampling))
+    )
+    for name in ("margin", "importance", "cactus"):
+        seen.clear()
+        certify_bound("pld", lambda context, one: build("pld", context, {}, one), find_rule(name), nodes=0)
+        relaxed = {sampling for exact, sampling in seen if not exact}
+        assert relaxed == {one for one, params in MATRIX.items() if not params.weighting.weighs}
 
 
 def test_settings_that_mean_lossless_are_compared_in_total_variation() -> None:
-    rule = NearlyExact(CactusSettings(delta=1e-7, divergence="chi2"))
-    findings = RuleFindings(rule)
-    enumerate_nodes(findings, {"temperature 1": SamplingParams(temperature=1.0)}, 6)
-    assert findings.check().holds is False
-    assert "a total variation of" in findings.where
+    """Other divergences are squares of it: what is within rounding of 0 there may not be here."""
+    scores = root_of([0.0, 0.1, 0.2], SamplingParams(temperature=1.0))
+    committed = scores.p(ROOT).double() + torch.tensor([3e-4, -3e-4, 0.0])
+    for divergence in ("chi2", "kl"):
+        findings = RuleFindings(find_rule("cactus", {"delta": 0.0, "divergence": divergence}))
+        findings.see(scores, committed, "here")
+        assert findings.check().holds is False
+        assert "a total variation of 0.0003" in findings.where
 
 
 def test_a_distribution_that_is_no_number_breaks_the_bound() -> None:

@@ -304,7 +304,7 @@ def test_draws_without_replacement_have_the_law_of_sequential_draws() -> None:
     assert float((counts / samples - expected).abs().max()) < 5 * math.sqrt(0.25 / samples)
 
 
-@pytest.mark.parametrize(("temperature", "gap"), [(1.0, 95.0), (0.1, 9.4)])
+@pytest.mark.parametrize(("temperature", "gap"), [(1.0, 95.0), (0.1, 9.4), (1.0, 80.0)])
 @pytest.mark.parametrize("cut", [0, 3])
 def test_a_residual_of_draws_that_leave_next_to_nothing(temperature: float, gap: float, cut: int) -> None:
     """A draft without replacement, after its likeliest token: what is left may be as little as a float holds."""

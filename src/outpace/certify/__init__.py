@@ -226,7 +226,7 @@ def _exact(
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import Setting, cells_of, certify_exact, rotating_slice, tiny_context
+    from outpace.certify.exact import SAMPLING, Setting, cells_of, certify_exact, rotating_slice, tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
@@ -237,7 +237,7 @@ def _exact(
 
     first = make(tiny_context(3, 0))
     check_rule("exact", first.rule)
-    sampling = _sampling(first.rule, params)
+    sampling = _sampling(first.rule, params, SAMPLING)
     chosen = cells_of(first, sampling=sampling)
     if cells is not None:
         chosen = rotating_slice(chosen, seed, cells, sampling)
@@ -249,7 +249,7 @@ def _exact(
     certificate = certify_exact(
         name, make, chosen, sampling=sampling, samples=samples, alpha=alpha, seed=seed, on_progress=tell
     )
-    if not find(name).lossless:
+    if certificate.lossless and not find(name).lossless:
         certificate = replace(certificate, verdict=f"{certificate.verdict}; only with {first.rule.described}")
     return certificate if params is None else replace(certificate, sampling=params.described)
 
@@ -263,7 +263,7 @@ def _bound(
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.bound import certify_bound
+    from outpace.certify.bound import MATRIX, certify_bound
     from outpace.certify.exact import tiny_context
     from outpace.methods.bindings import split_rule
     from outpace.methods.registry import build, canonical, find
@@ -275,18 +275,18 @@ def _bound(
         return build(drafting, replace(context, controller=controller), tiny, rule)
 
     judge = build(name, tiny_context(3, 0), tiny, rule).rule
-    sampling = _sampling(judge, params)
+    sampling = _sampling(judge, params, MATRIX)
     certificate = certify_bound(name, make, judge, sampling=sampling, most=cells, on_progress=on_progress)
     return certificate if params is None else replace(certificate, sampling=params.described)
 
 
-def _sampling(rule: AcceptanceRule, params: SamplingParams | None) -> Mapping[str, SamplingParams]:
+def _sampling(
+    rule: AcceptanceRule, params: SamplingParams | None, matrix: Mapping[str, SamplingParams]
+) -> Mapping[str, SamplingParams]:
     """What toy targets are decoded with: the parameters that were given, or those of the matrix that the rule takes."""
-    from outpace.certify.exact import SAMPLING
-
     if params is not None:
         return {params.described: params}
-    return {name: one for name, one in SAMPLING.items() if one.greedy or not rule.greedy_only}
+    return {name: one for name, one in matrix.items() if one.greedy or not rule.greedy_only}
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:

@@ -49,8 +49,8 @@ MakeWith = Callable[[Context, AcceptanceRule], Method]
 """Builds the method under test with a rule, afresh, for a tiny target."""
 _OUTCOMES = 5_000
 """Most outcomes of one enumeration; where there are more, shorter outputs are enumerated."""
-_GREEDY = {"greedy, grammar": SamplingParams(constraint=Brackets())}
-"""Beside the matrix's: rules that change greedy answers must leave what is forbidden alone."""
+MATRIX = {**SAMPLING, "greedy, grammar": SamplingParams(constraint=Brackets())}
+"""What is decoded with: rules that change greedy answers must leave alone what is forbidden."""
 _SHORTEST = 2
 """Tokens of an output before which something may be drafted."""
 
@@ -86,7 +86,7 @@ def certify_bound(
     make: MakeWith,
     rule: AcceptanceRule,
     *,
-    sampling: Mapping[str, SamplingParams] = SAMPLING,
+    sampling: Mapping[str, SamplingParams] = MATRIX,
     most: int | None = None,
     nodes: int = NODES,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -98,8 +98,6 @@ def certify_bound(
     """
     corners = corners_of(rule)
     relaxing = [corner for corner in corners if not corner.exact]
-    if len(sampling) > 1:  # not those that were given
-        sampling = {**sampling, **_GREEDY}
     checks = []
     for number, corner in enumerate(corners):
         if on_progress is not None:
@@ -138,8 +136,8 @@ def _enumerate_outputs(found: RuleFindings, make: MakeWith, cell: Setting, param
         found.fail(error, f"{cell}: settings that mean lossless, but output probabilities are off by {error:.2g}")
     if not drafted:
         found.notes.append(f"{cell}: nothing was drafted")
-    elif not (params.greedy and (found.rule.lossless or found.rule.keeps_greedy)):  # else another rule decided
-        found.outputs += 1
+    elif not params.greedy or found.rule.greedy_only or not (found.rule.lossless or found.rule.keeps_greedy):
+        found.outputs += 1  # else another rule decided, the greedy walk
     for start, h in _continuations(outputs, cell.vocab_size):
         found.see(_after(table, cell, params, start), h, f"{cell}, after {list(start)}")
 

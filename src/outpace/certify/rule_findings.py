@@ -35,14 +35,17 @@ class RuleFindings:
     def see(self, scores: TreeScores, h: Tensor, where: str) -> None:
         """Compare the distribution of the committed token after the root with the target's."""
         bound = self.rule.bound
-        if bound is None:
-            return
         if not h.isfinite().all():
             self.fail(math.inf, f"{where}: a probability that is no finite number")
             return
+        probs, committed = _possible(scores), h > TOLERANCE
+        if bool((probs[committed] == 0.0).any()):
+            self.fail(math.inf, f"{where}: a token that cannot follow is committed")
+            return
+        if bound is None:
+            return
         node = view(scores, ROOT)
         if scores.sequence.params.greedy:
-            probs, committed = _at_temperature_1(scores), h > TOLERANCE
             value = float((probs.max() / probs[committed].min()).log())
             limit, measure = self.rule.greedy_limit(node), EXCESS_NLL
         else:
@@ -74,7 +77,7 @@ class RuleFindings:
             measure=None if bound is None else bound.measure,
             limit=None if bound is None else bound.limit,
             lossless=self.rule.exact and not self.worst and self.outputs > 0,
-            holds=not self.worst if promised else None,
+            holds=not self.worst if promised or self.worst else None,
             nodes=self.nodes,
             largest=self.largest,
             outputs=self.outputs,
@@ -85,8 +88,11 @@ class RuleFindings:
         )
 
 
-def _at_temperature_1(scores: TreeScores) -> Tensor:
-    """The model's distribution after the root of a greedy request, by another way than that of rules."""
+def _possible(scores: TreeScores) -> Tensor:
+    """The distribution after the root; of a greedy request the model's at temperature 1, by another way than that of
+    rules."""
+    if not scores.sequence.params.greedy:
+        return scores.p(ROOT)
     sampler = scores.sequence.sampler.fork()
     sampler.params = replace(sampler.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     return TreeDistribution(sampler, scores.tree, scores.logits).p(ROOT)

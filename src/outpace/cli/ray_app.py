@@ -80,7 +80,7 @@ def service_options(params: dict[str, Any]) -> ServiceOptions:
         tuple(params["model"] or ["smollm2"]),
         hardware,
         drafting,
-        lossless_settings(drafting, params["method"], other_engine=Engine(params["engine"]).other),
+        lossless_settings(drafting, params["method"]),
         tuple(params["goodput"] or ()),
         max_batch=params["max_batch"] or MAX_BATCH,
         grammar_limits=GrammarBounds(**{one.name: params[one.name] for one in fields(GrammarBounds)}).limits,

@@ -214,7 +214,7 @@ def serve(
     keys = None if api_keys is None else read_keys(api_keys)
     for name in names:
         hardware.check(name)
-    settings = lossless_settings(drafting, method, other_engine=engine.other)
+    settings = lossless_settings(drafting, method, files=not engine.other)  # others take a head by its kind too
     check_address(host, port)
     options = ServiceOptions(
         tuple(names),

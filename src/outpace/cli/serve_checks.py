@@ -11,11 +11,14 @@ from outpace.cli.session import Drafting
 from outpace.core.errors import BadInput
 
 
-def lossless_settings(drafting: Drafting, method: str, *, other_engine: bool) -> dict[str, dict[str, Any]]:
-    """The settings of the server's own method. Raises BadInput for settings that do not exist, and for a lossy rule."""
+def lossless_settings(drafting: Drafting, method: str, *, files: bool = False) -> dict[str, dict[str, Any]]:
+    """The settings of the server's own method. Raises BadInput for settings that do not exist, and for a lossy rule.
+
+    ``files``: look at the draft models, heads and the datastore as well, where they are this machine's.
+    """
     from outpace.core.sampling import SamplingParams
 
-    if not other_engine:  # which takes a head by its kind too
+    if files:
         drafting.check()
     settings = drafting.settings([method], SamplingParams())
     from outpace.methods.registry import find

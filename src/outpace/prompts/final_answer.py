@@ -12,17 +12,24 @@ _SIGN = r"(?:(?<![\w)\]}%])[-−])?"  # behind a digit or a word it joins two: 2
 _NUMBER = re.compile(rf"{_SIGN}\$?(?:{_DIGITS})")
 _FRACTION = re.compile(rf"{_SIGN}\d+/\d+(?!\d)|{_NUMBER.pattern}")
 _WHOLE = re.compile(rf"[-−+]?\$?(?:{_DIGITS})(?:[eE][-+]?\d{{1,3}})?")
-_MARKED = re.compile(rf"(?<!#)####(?!#)[\s*_]*({_FRACTION.pattern})(?![.):]+\s+\w)")  # "#### 2. Add up" is a heading
+_MARK = re.compile(r"(?<!#)####(?!#)")
+# The number is taken whole or not at all; "#### 2. Add up" is a heading.
+_MARKED = re.compile(rf"{_MARK.pattern}[\s*_]*((?>{_FRACTION.pattern}))(?![.):]+[ \t]+\w)")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_SAID = re.compile(r"\banswer\b[*_`]*(?:\s+is\b|\s*:)[*_`]*\s*:?\s*(.+)", re.IGNORECASE)
+_SAID = re.compile(r".*\banswer\b[*_`]*(?:\s+is\b|\s*:)[*_`]*\s*:?\s*(.+)", re.IGNORECASE)
 _ARTICLES = re.compile(r"^(?:the|an|a)\s+")
 _LATEX = (
     (re.compile(r"\{,\}|\\[,!]|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})"), ""),  # between thousands
-    (re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\d?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r"\1/\2"),
     (re.compile(r"\\\$"), "$"),
 )
-_MARKUP = re.compile(r"""["'“”‘’*`]|[.,;:!?]+(?=\s|$)|(?<=[^\W\d])-(?=[^\W\d])""")
+_MARKUP = (
+    (re.compile(r"[–—−]"), "-"),
+    (re.compile(r"""["'“”‘’*`$,;:!?]|\\[()]|\.+(?=\s|$)|(?<=[^\W\d])-(?=[^\W\d])|(?<=\d)%(?!\w)"""), " "),
+    (re.compile(r"\s*([^\w\s])\s*"), r"\1"),  # x = 5
+    (re.compile(r"^\((\w+)\)$"), r"\1"),  # the letter of a choice
+)
 _CLAUSE = re.compile(r"[.,;!?]\s")
 
 
@@ -41,8 +48,7 @@ def final_answer(answer: str, task: ExactAnswer) -> str | None:
 
 
 def _final_number(answer: str, *, fractions: bool) -> str | None:
-    for pattern, plain in _LATEX:
-        answer = pattern.sub(plain, answer)
+    answer = _plain(answer)
     if marked := _MARKED.findall(answer):
         return str(marked[-1])
     numbers = _FRACTION if fractions else _NUMBER
@@ -54,8 +60,8 @@ def _final_number(answer: str, *, fractions: bool) -> str | None:
 
 
 def _final_words(answer: str) -> str | None:
-    *_, after = re.split(r"(?<!#)####(?!#)", answer)
-    marked = after is not answer and len(after) < len(answer)
+    *before, after = _MARK.split(_plain(answer))
+    marked, answer = bool(before), _plain(answer)
     boxed, said = _BOXED.findall(answer), _SAID.findall(answer)
     lines = [line for line in (after if marked else answer).splitlines() if line.strip()]
     found = lines[0] if marked and lines else (boxed or said or lines or [""])[-1]
@@ -85,6 +91,14 @@ def _number(text: str) -> Decimal | None:
         return None
 
 
+def _plain(text: str) -> str:
+    for latex, plain in _LATEX:
+        text = latex.sub(plain, text)
+    return text
+
+
 def _words(text: str) -> str:
-    words = _MARKUP.sub(" ", text.casefold()).split()
-    return _ARTICLES.sub("", " ".join(words))
+    text = text.casefold().strip()
+    for markup, plain in _MARKUP:
+        text = markup.sub(plain, text).strip()
+    return _ARTICLES.sub("", " ".join(text.split()))

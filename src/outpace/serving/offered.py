@@ -161,7 +161,7 @@ class Offered:
             )
 
     def _remembered(self, name: str, settings: Mapping[str, Any], rule: AcceptanceRule | None) -> Method:
-        key = (name, repr(sorted(settings.items())), None if rule is None else _exactly(rule))
+        key = (name, repr(sorted(settings.items())), None if rule is None else rule.described)
         with self._building:
             known = self._built.get(key)
             if known is None:
@@ -169,12 +169,6 @@ class Offered:
                     known = build(name, self._context, settings, rule)
                 self._built.put(key, known)
         return known
-
-
-def _exactly(rule: AcceptanceRule) -> str:
-    """The rule with all digits of its settings: what is shown of them is rounded."""
-    settings = getattr(rule, "settings", None)
-    return rule.name + ("" if settings is None else settings.model_dump_json())
 
 
 def _check_files(method: str, params: Mapping[str, Any]) -> None:

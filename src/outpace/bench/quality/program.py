@@ -12,8 +12,10 @@ from outpace.prompts.task import CodeTests
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _OPENED = re.compile(r"^[ \t]*```[^\n]*\n", re.MULTILINE)
 _BEGINS = re.compile(r"^(?:import |from |def |async def |class |@|[A-Za-z_]\w* *(?::[^=\n]+)?= )", re.MULTILINE)
-_FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
-_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|[^\n]*)\n?", re.MULTILINE)
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+_ASSIGNS = (ast.Assign, ast.AnnAssign)
+_OF_A_TRIAL = {"input", "print"}
 
 
 def program_of(task: CodeTests, answer: str) -> str | None:
@@ -34,7 +36,9 @@ def program_of(task: CodeTests, answer: str) -> str | None:
     body = (blocks[0] if blocks else answer).strip("\n")
     if begins is None or not body or re.match(r"def |class |@", body):
         return None
-    beginning = _OPENED.split(task.prompt[begins.start() :])[0].rstrip().removesuffix("```").rstrip()
+    beginning = task.prompt[begins.start() :].rstrip()
+    if syntax_error(f"{before}\n{beginning}\n    pass"):  # the prompt goes on behind its code
+        beginning = _OPENED.split(beginning)[0].rstrip().removesuffix("```").rstrip()
     found = (_valid(f"{before}\n{beginning}\n{one}", task.entry_point) for one in _indented(body))
     return max(filter(None, found), key=len, default=None)
 
@@ -86,19 +90,35 @@ def _valid(program: str, name: str) -> str | None:
 
 
 def _definitions(tree: ast.Module, text: str, name: str) -> str:
-    """The program without what it does behind the function's definition."""
-    at = max(place for place, node in enumerate(tree.body) if getattr(node, "name", None) == name)
-    kept = [node for node in tree.body[at:] if isinstance(node, _DEFINES) or _is_constant(node)]
-    if len(kept) == len(tree.body) - at:
+    """The program without what it does behind the function's definition: trying it out, and what follows from that."""
+    at = 1 + max(place for place, node in enumerate(tree.body) if getattr(node, "name", None) == name)
+    kept, unknown = tree.body[:at], {name, *_OF_A_TRIAL}
+    for node in tree.body[at:]:
+        if _defines(node, unknown):
+            kept.append(node)
+        else:
+            unknown |= _names(node, ast.Store)
+    if len(kept) == len(tree.body):
         return text
     try:
-        return ast.unparse(ast.Module([*tree.body[:at], *kept], []))
-    except RecursionError:
+        return ast.unparse(ast.Module(kept, []))
+    except (RecursionError, ValueError):  # of deep expressions, and of text that f-strings cannot hold
         return text
 
 
-def _is_constant(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign | ast.AnnAssign) and not any(isinstance(one, ast.Call) for one in ast.walk(node))
+def _defines(node: ast.stmt, unknown: set[str]) -> bool:
+    """Whether a statement does no more than to define names, and reads none of ``unknown`` meanwhile."""
+    if isinstance(node, ast.Try):
+        handled = [one for handler in node.handlers for one in handler.body]
+        return all(_defines(one, unknown) for one in (*node.body, *handled, *node.orelse, *node.finalbody))
+    if isinstance(node, ast.If):
+        inside = all(_defines(one, unknown) for one in (*node.body, *node.orelse))
+        return inside and not _names(node.test, ast.Load) & unknown
+    return isinstance(node, _DEFINES) or (isinstance(node, _ASSIGNS) and not _names(node, ast.Load) & unknown)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
 
 
 def _has_body(tree: ast.Module, name: str) -> bool:

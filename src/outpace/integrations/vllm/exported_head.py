@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
-from outpace.core.files import file_version
 from outpace.core.progress import stage
 from outpace.core.version import __version__
 from outpace.heads.exchange import HUB, export_head
@@ -71,7 +70,9 @@ def _files_of(served: str) -> str:
     folder = Path(served)
     if not folder.is_dir():
         return ""
-    return "\n".join(f"{one.name} {file_version(one.stat())}" for one in sorted(folder.iterdir()) if one.is_file())
+    found = [(one.name, one.stat()) for one in sorted(folder.iterdir()) if one.is_file()]
+    # No device and inode: the key is kept on a disk that machines may share.
+    return "\n".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in found)
 
 
 def _verifier_note(head: HeadFolder, served: str, name: str) -> tuple[str, ...]:

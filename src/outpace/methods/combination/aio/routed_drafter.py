@@ -58,9 +58,9 @@ class Routed(OneAtATime[RequestRoute]):
         self.features, self.explore = features, explore
         self._target, self._make = target, make
         self.routes = make(True)
-        """Of greedy requests, of all namespaces: figures alone."""
+        """Of greedy requests whose drafts change no answer, of all namespaces: figures alone."""
         self.sampled_routes: Namespaces[Routes] = Namespaces(lambda: make(False), most)
-        """Of sampled requests, whose drafts must not depend on other namespaces' requests."""
+        """Of the others, whose drafts must not depend on other namespaces' requests."""
         self._live = 0
         self._undecided: dict[int, RequestRoute] = {}
 
