@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cells import model_label
 from outpace.bench.figure_text import bounds, percent, times
 from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.quality.prompt_quality import PromptQuality
@@ -74,8 +75,9 @@ def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """A study as Markdown: what was measured, a table, and what follows from it."""
     rows, used, machine, model = pooled(results), *(results[0][key] for key in ("settings", "machine", "model"))
     lines = [
-        f"{model['name']} ({model.get('dtype', '')}), temperature {used['temperature']:g}, {rows[0].prompts} prompts, "
-        f"up to {used['max_new_tokens']} tokens, {machine['cpu']}, threads: {machine['threads']}.",
+        f"{model_label(model['name'])} ({model.get('dtype', '')}), temperature {used['temperature']:g}, "
+        f"{rows[0].prompts} prompts, up to {used['max_new_tokens']} tokens, {machine['cpu']}, "
+        f"threads: {machine['threads']}.",
         "",
     ]
     if study.startswith("scores"):
@@ -110,9 +112,9 @@ def _scores(task: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"**{task}**, {rows[0].prompts} prompts:",
         "",
-        "| row | tok/fwd | speed-up | 95 % | score | 95 % | difference, points | 95 % | smallest shown | cut off |"
-        " excess NLL |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| row | tok/fwd | speed-up | over lossless | 95 % | score | 95 % | difference, points | 95 % |"
+        " smallest shown | cut off | excess NLL |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_score_line(row) for row in rows),
         "",
     ]
@@ -212,7 +214,7 @@ def _score_line(row: Pooled) -> str:
     points = [None if found[key] is None else 100 * found[key] for key in ("score_difference", "smallest_difference")]
     ci95 = [100 * one for one in found["score_difference_ci95"] or ()]
     return (
-        f"{_beginning(row)} {bounds(row.speed_ci95)} | {percent(found['score'])} of {found['of']} | "
+        f"{_beginning(row)} {times(row.gain)} | {bounds(row.gain_ci95)} | {percent(found['score'])} of {found['of']} | "
         f"{bounds(found['score_ci95'])} | "
         f"{figure(points[0], '+.1f')} | {bounds(ci95, 1)} | "
         f"{figure(points[1], '.1f')} | {found['cut_off']} | {figure(found['excess_nll'], '+.4f')} |"
