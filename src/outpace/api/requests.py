@@ -15,7 +15,7 @@ from outpace.api.result import Result, results
 from outpace.constraints.compiler import compiled
 from outpace.controllers.registry import ControllerChoice
 from outpace.core.errors import BadInput, shown
-from outpace.core.files import file_version
+from outpace.core.files import version_at
 from outpace.core.lru import Lru
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import Tokenizer
@@ -291,7 +291,7 @@ def _method(model: LoadedModel, chosen: Chosen) -> Method:
 def _remembered(model: LoadedModel, name: str, chosen: Chosen, context: Context) -> Method:
     """The method as it was built for an earlier request: loading a head takes as long as a short answer, and what
     namespaces have learned is kept in it."""
-    store = None if chosen.datastore is None else (str(chosen.datastore), _version(Path(chosen.datastore)))
+    store = None if chosen.datastore is None else (str(chosen.datastore), version_at(Path(chosen.datastore)))
     weights = tuple((one.kind, one.name, one.key) for one in context.bindings.named)
     rule = chosen.rule if chosen.rule is None or isinstance(chosen.rule, str) else repr(chosen.rule)
     choice = chosen.choice
@@ -303,7 +303,3 @@ def _remembered(model: LoadedModel, name: str, chosen: Chosen, context: Context)
         known = context, build(name, context, chosen.settings, chosen.rule)
         model.learned.put(key, known)
     return known[1]
-
-
-def _version(path: Path) -> tuple[int, ...] | None:
-    return file_version(path.stat()) if path.exists() else None  # what is not there is refused in words, later

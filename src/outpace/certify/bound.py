@@ -67,9 +67,7 @@ def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
     return list(found.values())
 
 
-def cells(
-    corner: int, sampling: Mapping[str, SamplingParams] = SAMPLING, *, turn: int = 0, turns: int = 3
-) -> list[Setting]:
+def cells(corner: int, sampling: Mapping[str, SamplingParams] = SAMPLING, *, turn: int, turns: int) -> list[Setting]:
     """The settings in which whole outputs are enumerated for one corner: of the sampling parameters every ``turns``-th
     from ``turn`` on, and greedy ones always."""
     names = [name for name, params in sampling.items() if not params.greedy and not params.weighting.weighs]
@@ -125,7 +123,7 @@ def _enumerate_outputs(found: RuleFindings, make: MakeWith, cell: Setting, param
         outputs, drafted = enumerated_distribution(batch, _OUTCOMES)
     except NotEnumerable as reason:
         if cell.length > _SHORTEST:
-            found.notes.append(f"{cell}: shortened by a token, as there were more than {_OUTCOMES:,} outcomes")
+            found.notes.append(f"{cell}: shortened by a token: {reason}")
             _enumerate_outputs(found, make, replace(cell, length=cell.length - 1), params)
         else:
             found.notes.append(f"{cell} was not enumerated: {reason}")

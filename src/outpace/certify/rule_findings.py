@@ -49,10 +49,10 @@ class RuleFindings:
             value = float((probs.max() / probs[committed].min()).log())
             limit, measure = self.rule.greedy_limit(node), EXCESS_NLL
         else:
-            value, limit = MEASURES[bound.measure](h, scores.p(ROOT)), self.rule.limit(node)
+            value, limit = MEASURES[bound.measure](h, probs), self.rule.limit(node)
             measure = bound.measure
             self.largest = max(value, self.largest or 0.0)
-            if self.rule.exact and (off := total_variation(h, scores.p(ROOT))) > TOLERANCE:
+            if self.rule.exact and (off := total_variation(h, probs)) > TOLERANCE:
                 # Other divergences are squares of it: what is within rounding of 0 there may not be here.
                 self.fail(off, f"{where}: settings that mean lossless, but a total variation of {off:.2g}")
         self.nodes += 1

@@ -88,6 +88,11 @@ def file_version(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
+def version_at(path: Path) -> tuple[int, ...] | None:
+    """The :func:`file_version` of what is at ``path``; None where nothing is."""
+    return file_version(path.stat()) if path.exists() else None
+
+
 def is_special(path: Path) -> bool:
     """Whether ``path`` is a device, a pipe or a socket, or a name of an open stream such as /dev/stdout."""
     if path.exists() and not path.is_file() and not path.is_dir():

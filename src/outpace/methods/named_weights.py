@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.core.files import file_version
+from outpace.core.files import version_at
 from outpace.heads.head_config import WEIGHTS
 from outpace.heads.shipped import measured, shipped
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, check_names
@@ -205,5 +205,4 @@ class _Weights:
 
 def _written(folder: Path) -> tuple[str, tuple[int, ...] | None]:
     """A folder and the version of its weights."""
-    weights = folder / WEIGHTS
-    return str(folder.resolve()), file_version(weights.stat()) if weights.exists() else None
+    return str(folder.resolve()), version_at(folder / WEIGHTS)

@@ -40,6 +40,7 @@ def final_answer(answer: str, task: ExactAnswer) -> str | None:
     whole text. Otherwise what follows ``####``, is boxed or follows "answer is" or "answer:" (the last of each), else
     the last line that is not empty. Where numbers and words are accepted: the one of both that is right.
     """
+    answer = _plain(answer)
     numeric = [_number(one) is not None for one in task.accepted]
     number = _final_number(answer, fractions=any("/" in one for one in task.accepted)) if any(numeric) else None
     if all(numeric) or (number is not None and is_right(number, task)):
@@ -48,7 +49,6 @@ def final_answer(answer: str, task: ExactAnswer) -> str | None:
 
 
 def _final_number(answer: str, *, fractions: bool) -> str | None:
-    answer = _plain(answer)
     if marked := _MARKED.findall(answer):
         return str(marked[-1])
     numbers = _FRACTION if fractions else _NUMBER
@@ -60,8 +60,8 @@ def _final_number(answer: str, *, fractions: bool) -> str | None:
 
 
 def _final_words(answer: str) -> str | None:
-    *before, after = _MARK.split(_plain(answer))
-    marked, answer = bool(before), _plain(answer)
+    *before, after = _MARK.split(answer)
+    marked = bool(before)
     boxed, said = _BOXED.findall(answer), _SAID.findall(answer)
     lines = [line for line in (after if marked else answer).splitlines() if line.strip()]
     found = lines[0] if marked and lines else (boxed or said or lines or [""])[-1]

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 import types
@@ -50,7 +51,6 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM
 _DIE_WITH_PARENT, _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 1, 38, 22, 2
-_SIGKILL = 9
 
 
 def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
@@ -87,7 +87,7 @@ def _confine(seconds: float, memory: int) -> None:
         resource.setrlimit(kind, (limit, limit))
     code = b"".join(struct.pack("HBBI", *one) for one in _instructions(machine))
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_DIE_WITH_PARENT, _SIGKILL, 0, 0, 0)  # one that sleeps would stay for ever
+    libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)  # one that sleeps would stay for ever
     program = _Program(len(code) // 8, code)
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         raise OSError(ctypes.get_errno(), "the system refuses a filter of system calls")
