@@ -11,6 +11,8 @@ rows on them, every drafter and temperature, before the next ones: whenever a ru
 answered the same prompts. What is done stands in ``--out``, one file of results for each part; run again, they go on
 where they ended. ``--max-minutes`` bounds a run.
 ``table`` pools what is there, prints it, and with ``--page`` writes it into the page, between its marks.
+``lossy_scores.tar.xz`` holds the parts of ``scores`` that docs/lossy.md shows: unpacked into ``--out``, a run goes on
+from them.
 
     python benchmarks/lossy_frontier.py divergence --out runs/lossy --prompts spec_bench.jsonl --max-new-tokens 48 \\
         --max-minutes 30
